@@ -1,0 +1,128 @@
+package trellis
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/turbotrellis/turbotrellis/pack"
+)
+
+// DType is a floating-point format that weights are decoded to.
+type DType uint8
+
+const (
+	F32  DType = iota // IEEE binary32
+	BF16              // bfloat16
+	F16               // IEEE binary16
+)
+
+// Size returns the bytes of an element.
+func (d DType) Size() int {
+	if d == F32 {
+		return 4
+	}
+	return 2
+}
+
+// Matrix is a coded weight matrix. Codes and Scales have the lengths that
+// Geometry gives: CodesLen words and one scale, as binary16 bits, a coded row.
+type Matrix struct {
+	Params   Params
+	Geometry Geometry
+	Codes    []uint32
+	Scales   []uint16
+}
+
+// Validate reports what does not fit together: invalid parameters or geometry,
+// or an ErrShape for codes or scales of another length. Decoding a valid
+// Matrix cannot fail, whatever its words hold.
+func (m *Matrix) Validate() error {
+	if err := m.Geometry.Validate(m.Params); err != nil {
+		return err
+	}
+	if m.Params.FreeEnds {
+		return fmt.Errorf("%w: free-ended blocks have no packed form", ErrParams)
+	}
+	if n := m.Geometry.CodesLen(m.Params); len(m.Codes) != n {
+		return fmt.Errorf("%w: %d words of codes, want %d", ErrShape, len(m.Codes), n)
+	}
+	if n := m.Geometry.Rows(); len(m.Scales) != n {
+		return fmt.Errorf("%w: %d scales, want %d", ErrShape, len(m.Scales), n)
+	}
+	return nil
+}
+
+// At returns weight (out, in), f(state)·f32(scale), one product. It reads two
+// words and a scale.
+func (m *Matrix) At(out, in int) (float32, error) {
+	if err := m.Validate(); err != nil {
+		return 0, err
+	}
+	if out < 0 || out >= m.Geometry.Out || in < 0 || in >= m.Geometry.In {
+		return 0, fmt.Errorf("%w: weight (%d, %d) of [%d, %d]", ErrIndex, out, in, m.Geometry.Out, m.Geometry.In)
+	}
+	return m.at(out, in), nil
+}
+
+func (m *Matrix) at(out, in int) float32 {
+	p, row, col := m.Params, out, in
+	if m.Geometry.Axis == 0 {
+		row, col = in, out
+	}
+	block := m.Codes[m.Geometry.blockAt(p, row, col/p.T):][:p.BlockWords()]
+	return p.Code.value(stateAt(block, p, col%p.T)) * pack.FromF16(m.Scales[row])
+}
+
+// DecodeRows writes rows lo to hi−1 of the matrix, (hi−lo)·In weights,
+// row-major whatever the axis. dst has exactly that length.
+func (m *Matrix) DecodeRows(dst []float32, lo, hi int) error {
+	if err := m.checkRows(len(dst), lo, hi); err != nil {
+		return err
+	}
+	for i := range dst {
+		dst[i] = m.at(lo+i/m.Geometry.In, i%m.Geometry.In)
+	}
+	return nil
+}
+
+// DecodeBytes is DecodeRows with each weight rounded once, half to even, to
+// dtype and stored little-endian: dst has (hi−lo)·In·dtype.Size() bytes.
+func (m *Matrix) DecodeBytes(dst []byte, dtype DType, lo, hi int) error {
+	if dtype > F16 {
+		return fmt.Errorf("%w: DType(%d)", ErrParams, dtype)
+	}
+	size := dtype.Size()
+	if len(dst)%size != 0 {
+		return fmt.Errorf("%w: %d bytes for elements of %d", ErrShape, len(dst), size)
+	}
+	if err := m.checkRows(len(dst)/size, lo, hi); err != nil {
+		return err
+	}
+	for i := range len(dst) / size {
+		v := m.at(lo+i/m.Geometry.In, i%m.Geometry.In)
+		switch b := dst[i*size:]; dtype {
+		case F32:
+			binary.LittleEndian.PutUint32(b, math.Float32bits(v))
+		case BF16:
+			binary.LittleEndian.PutUint16(b, pack.ToBF16(v))
+		case F16:
+			binary.LittleEndian.PutUint16(b, pack.ToF16(v))
+		}
+	}
+	return nil
+}
+
+// checkRows checks m, the row range and that it has n weights.
+func (m *Matrix) checkRows(n, lo, hi int) error {
+	if err := m.Validate(); err != nil {
+		return err
+	}
+	if lo < 0 || hi < lo || hi > m.Geometry.Out {
+		return fmt.Errorf("%w: rows [%d, %d) of %d", ErrIndex, lo, hi, m.Geometry.Out)
+	}
+	if want := (hi - lo) * m.Geometry.In; n != want {
+		return fmt.Errorf("%w: room for %d weights, want %d", ErrShape, n, want)
+	}
+	return nil
+}

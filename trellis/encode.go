@@ -1,0 +1,175 @@
+package trellis
+
+import (
+	"fmt"
+
+	"github.com/turbotrellis/turbotrellis/internal/f32"
+)
+
+const (
+	// pinned is the score of a state that the overlap excludes.
+	pinned float32 = -1e30
+
+	// maxSample keeps every score of a block far above pinned: 2^25 steps of
+	// 2·2^60·|f|, |f| < 8, stay below 2^89.
+	maxSample = 1 << 60
+
+	// maxBack bounds an encoder's back-pointers, in bytes.
+	maxBack = 1 << 25
+)
+
+// Encoder finds the states that reproduce samples with the least squared error
+// (docs/numerics.md §6). It keeps its working memory, about 2^(L+4) + T·2^(L−K)
+// bytes, and allocates nothing a block. It is not safe for concurrent use: make
+// one for each goroutine.
+type Encoder struct {
+	p       Params
+	values  []float32 // f(s)
+	squares []float32 // f(s)·f(s)
+	invRMS  float32   // f32(1/lutRMS)
+
+	score, next []float32 // g_{t−1}, g_t
+	best        []float32 // best_t(j) of one step
+	back        []uint8   // the m of best_t(j), at t·2^(L−K) + j
+	states      []uint16  // one block
+	samples     []float32 // one block
+	row         []float32 // one coded row, for axis 0
+	codes       []uint32  // one coded row, for the interleaved layout
+}
+
+// NewEncoder returns an encoder for p. It is an ErrParams for the
+// back-pointers, T·2^(L−K) bytes, to exceed 32 MiB.
+func NewEncoder(p Params) (*Encoder, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	if p.T > maxBack>>(p.L-p.K) {
+		return nil, fmt.Errorf("%w: T = %d with L = %d and K = %d needs T·2^(L−K) bytes of back-pointers, over %d",
+			ErrParams, p.T, p.L, p.K, maxBack)
+	}
+	values, err := AppendValues(nil, p.Code, p.L)
+	if err != nil {
+		return nil, err
+	}
+	return newEncoder(p, values), nil
+}
+
+func newEncoder(p Params, values []float32) *Encoder {
+	e := &Encoder{
+		p:       p,
+		values:  values,
+		squares: make([]float32, len(values)),
+		invRMS:  invRMS(values),
+		score:   make([]float32, len(values)),
+		next:    make([]float32, len(values)),
+		best:    make([]float32, len(values)>>p.K),
+		back:    make([]uint8, p.T*len(values)>>p.K),
+		states:  make([]uint16, p.T),
+		samples: make([]float32, p.T),
+	}
+	for s, f := range values {
+		e.squares[s] = f * f
+	}
+	return e
+}
+
+// Params returns what the encoder was made with.
+func (e *Encoder) Params() Params { return e.p }
+
+// EncodeBlock writes to states the path of one block of samples x, weights
+// already divided by the row's scale. Both have T elements. The path is
+// tail-biting, by QTIP's algorithm 4, unless Params.FreeEnds is set. A sample
+// that is not finite, or beyond ±2^60, is a *ValueError, and nothing is
+// written.
+func (e *Encoder) EncodeBlock(states []uint16, x []float32) error {
+	if len(x) != e.p.T || len(states) != e.p.T {
+		return fmt.Errorf("%w: %d samples and %d states, want T = %d of each", ErrShape, len(x), len(states), e.p.T)
+	}
+	for i, v := range x {
+		if !f32.IsFinite(v) {
+			return &ValueError{Index: i, Value: v, Err: ErrNonFinite}
+		}
+		if max(v, -v) > maxSample {
+			return &ValueError{Index: i, Value: v, Err: ErrSampleRange}
+		}
+	}
+	e.encodeBlock(states, x)
+	return nil
+}
+
+func (e *Encoder) encodeBlock(states []uint16, x []float32) {
+	if e.p.FreeEnds {
+		e.viterbi(states, x, 0, -1)
+		return
+	}
+	// Algorithm 4: the block turned by half, ends free, shows which state the
+	// block would like to pass through at its seam.
+	half := len(x) / 2
+	e.viterbi(states, x, half, -1)
+	overlap := int(states[len(x)-half]) >> e.p.K
+	e.viterbi(states, x, 0, overlap)
+}
+
+// viterbi writes the best path over x rotated left by shift. With overlap ≥ 0
+// it starts in a state whose upper L−K bits, and ends in one whose lower L−K
+// bits, are overlap.
+//
+// Ties go to the largest m and to the largest final state. The builtin max may
+// pick either zero of two; no comparison and no path depends on which.
+func (e *Encoder) viterbi(states []uint16, x []float32, shift, overlap int) {
+	k := e.p.K
+	branches := 1 << k                 // G
+	groups := len(e.values) / branches // J: states that share their successors
+	score, next := e.score, e.next
+
+	x2 := 2 * x[shift]
+	for s, f := range e.values {
+		score[s] = float32(x2*f) - e.squares[s]
+		if overlap >= 0 && s>>k != overlap {
+			score[s] = pinned
+		}
+	}
+	for t := 1; t < len(x); t++ {
+		best, back := e.best, e.back[t*groups:][:groups]
+		copy(best, score)
+		for m := 1; m < branches; m++ {
+			for j, v := range score[m*groups:][:groups] {
+				best[j] = max(best[j], v)
+			}
+		}
+		clear(back)
+		for m := 1; m < branches; m++ {
+			for j, v := range score[m*groups:][:groups] {
+				if v == best[j] {
+					back[j] = uint8(m)
+				}
+			}
+		}
+		x2 = 2 * x[(shift+t)%len(x)]
+		for j, b := range best {
+			f, q, g := e.values[j*branches:], e.squares[j*branches:], next[j*branches:]
+			for c := range branches {
+				g[c] = (float32(x2*f[c]) - q[c]) + b
+			}
+		}
+		score, next = next, score
+	}
+
+	final := 0
+	for s, g := range score {
+		if overlap >= 0 && s%groups != overlap {
+			g, score[s] = pinned, pinned
+		}
+		if g >= score[final] {
+			final = s
+		}
+	}
+	for t := len(x) - 1; ; t-- {
+		states[t] = uint16(final)
+		if t == 0 {
+			return
+		}
+		j := final >> k
+		final = j + int(e.back[t*groups+j])*groups
+	}
+}
