@@ -1,0 +1,15 @@
+package codec
+
+// Backend is one implementation of every codec. A Backend is safe for
+// concurrent use.
+type Backend interface {
+	// Name returns the backend's name, as auto.OpenName and --backend take it:
+	// ref, cpu, metal.
+	Name() string
+	// KV returns the KV cache codec with parameters p. It returns ErrParams if
+	// p is invalid, and ErrUnsupported if this backend does not serve it.
+	KV(p KVParams) (KV, error)
+	// Close releases what the backend holds. Codecs obtained from it return
+	// ErrClosed afterwards.
+	Close() error
+}

@@ -1,0 +1,73 @@
+package codec
+
+import (
+	"errors"
+	"strconv"
+)
+
+// Classes of error. Every error that a backend returns about its input wraps
+// exactly one of them inside an *Error.
+var (
+	// ErrParams reports parameters that describe no codec.
+	ErrParams = errors.New("invalid parameters")
+	// ErrShape reports a tensor or packed form whose shape, strides or length
+	// do not fit the parameters, the data or each other.
+	ErrShape = errors.New("shape does not fit")
+	// ErrDType reports an element type that the operation does not take.
+	ErrDType = errors.New("element type does not fit")
+	// ErrNonFinite reports NaN or an infinity in an encoder's input.
+	ErrNonFinite = errors.New("not finite")
+	// ErrScaleOverflow reports a group or row whose scale is too large for the
+	// scale type.
+	ErrScaleOverflow = errors.New("scale overflows")
+	// ErrCorrupt reports packed data that no encoder writes.
+	ErrCorrupt = errors.New("corrupt data")
+	// ErrUnsupported reports valid parameters that this backend does not serve.
+	ErrUnsupported = errors.New("unsupported")
+	// ErrUnavailable reports a backend that cannot run here.
+	ErrUnavailable = errors.New("backend unavailable")
+	// ErrClosed reports the use of a backend after Close.
+	ErrClosed = errors.New("backend is closed")
+)
+
+// NoIndex is the Index of an Error that concerns no single element.
+const NoIndex = -1
+
+// Error is the type of every error that a codec returns about its input.
+type Error struct {
+	Err    error  // the class: one of the Err variables of this package
+	Tensor string // the operand: "keys", "values", "dst keys", "key codes", …
+	Index  int    // flat row-major element index in Tensor, or NoIndex
+	Reason string // what was found, with its numbers
+}
+
+// Error returns "codec: tensor: element index: reason (class)", without the
+// parts that are not set.
+func (e *Error) Error() string {
+	s := "codec: "
+	if e.Tensor != "" {
+		s += e.Tensor + ": "
+	}
+	if e.Index != NoIndex {
+		s += "element " + strconv.Itoa(e.Index) + ": "
+	}
+	if e.Reason == "" {
+		return s + e.Err.Error()
+	}
+	return s + e.Reason + " (" + e.Err.Error() + ")"
+}
+
+// Unwrap returns the class of the error.
+func (e *Error) Unwrap() error { return e.Err }
+
+// NonFinite returns the ErrNonFinite of element index of a tensor, whose value
+// is v.
+func NonFinite(tensor string, index int, v float32) error {
+	return &Error{Err: ErrNonFinite, Tensor: tensor, Index: index, Reason: strconv.FormatFloat(float64(v), 'g', -1, 32)}
+}
+
+// ScaleOverflow returns the ErrScaleOverflow of the group that starts at
+// element index of a tensor.
+func ScaleOverflow(tensor string, index int, t DType) error {
+	return &Error{Err: ErrScaleOverflow, Tensor: tensor, Index: index, Reason: "the scale of the group that starts here exceeds " + t.String()}
+}

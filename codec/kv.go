@@ -1,0 +1,389 @@
+package codec
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/turbotrellis/turbotrellis/affine"
+	"github.com/turbotrellis/turbotrellis/hadamard"
+	"github.com/turbotrellis/turbotrellis/lloydmax"
+	"github.com/turbotrellis/turbotrellis/pack"
+)
+
+// Policy says what an encoder does with data that the format cannot hold
+// (docs/numerics.md §2, §6).
+type Policy uint8
+
+const (
+	// Finite, the default, never stores an infinity or NaN: a group of keys
+	// whose zero point would overflow is stored as a constant, and a scale
+	// that overflows is ErrScaleOverflow.
+	Finite Policy = iota
+	// Compat stores what the formula gives, infinities included, as the
+	// implementations that this format comes from do.
+	Compat
+)
+
+// String returns finite or compat.
+func (p Policy) String() string {
+	switch p {
+	case Finite:
+		return "finite"
+	case Compat:
+		return "compat"
+	}
+	return fmt.Sprintf("Policy(%d)", uint8(p))
+}
+
+// ParsePolicy returns the policy named finite or compat.
+func ParsePolicy(name string) (Policy, error) {
+	for _, p := range []Policy{Finite, Compat} {
+		if p.String() == name {
+			return p, nil
+		}
+	}
+	return 0, paramsError("unknown policy %q: want finite or compat", name)
+}
+
+// ScaleRule says how an encoder chooses the scale of a group of values. The
+// format and the decoder are the same (docs/numerics.md §4).
+type ScaleRule uint8
+
+const (
+	// RMS, the default, is the root mean square of the rotated group.
+	RMS ScaleRule = iota
+	// Search tries nine scales around it and keeps the one with the least
+	// squared error, at about nine times the cost.
+	Search
+)
+
+// String returns rms or search.
+func (s ScaleRule) String() string {
+	switch s {
+	case RMS:
+		return "rms"
+	case Search:
+		return "search"
+	}
+	return fmt.Sprintf("ScaleRule(%d)", uint8(s))
+}
+
+// ParseScaleRule returns the rule named rms or search.
+func ParseScaleRule(name string) (ScaleRule, error) {
+	for _, s := range []ScaleRule{RMS, Search} {
+		if s.String() == name {
+			return s, nil
+		}
+	}
+	return 0, paramsError("unknown scale rule %q: want rms or search", name)
+}
+
+// KVParams says how a KV cache is packed. The zero value of every field but
+// HeadDim, KeyBits and ValueBits is the usual choice.
+type KVParams struct {
+	HeadDim      int       // keys' head dimension: a multiple of Group
+	ValueHeadDim int       // values' head dimension, 2^k or m·2^k (hadamard.Supported) and a multiple of Group; 0 means HeadDim
+	KeyBits      int       // 2, 3, 4, 5 or 8 bits a key element
+	KeySigned    bool      // signed key indices; needs KeyBits 8
+	ValueBits    int       // 2, 3, 4, 5 or 8 bits a value element
+	Group        int       // elements that share a scale, 32 or 64; 0 means 32
+	ScaleType    DType     // type of stored scales and zero points; 0 means F16
+	Policy       Policy    // what happens to degenerate groups
+	Scale        ScaleRule // how values' scales are chosen
+}
+
+// WithDefaults returns p with ValueHeadDim, Group and ScaleType filled in
+// where they are zero.
+func (p KVParams) WithDefaults() KVParams {
+	if p.ValueHeadDim == 0 {
+		p.ValueHeadDim = p.HeadDim
+	}
+	if p.Group == 0 {
+		p.Group = 32
+	}
+	if p.ScaleType == 0 {
+		p.ScaleType = F16
+	}
+	return p
+}
+
+// Validate reports the first field that describes no codec, as ErrParams.
+func (p KVParams) Validate() error {
+	p = p.WithDefaults()
+	if p.Group != 32 && p.Group != 64 {
+		return paramsError("group %d: want 32 or 64", p.Group)
+	}
+	if p.HeadDim <= 0 || p.HeadDim%p.Group != 0 {
+		return paramsError("key head dimension %d is not a positive multiple of the group, %d", p.HeadDim, p.Group)
+	}
+	if p.ValueHeadDim <= 0 || p.ValueHeadDim%p.Group != 0 {
+		return paramsError("value head dimension %d is not a positive multiple of the group, %d", p.ValueHeadDim, p.Group)
+	}
+	if !hadamard.Supported(p.ValueHeadDim) {
+		return paramsError("value head dimension %d is not 2^k or 12, 20 or 28 times 2^k within the transform's range", p.ValueHeadDim)
+	}
+	if err := p.KeyFormat().Validate(); err != nil {
+		return paramsError("keys: %v", err)
+	}
+	if _, err := lloydmax.Lookup(p.ValueBits); err != nil {
+		return paramsError("values: %v", err)
+	}
+	if p.ScaleType.Size() == 0 {
+		return paramsError("scale type %v: want f32, f16 or bf16", p.ScaleType)
+	}
+	if p.Policy > Compat {
+		return paramsError("%v is not a policy", p.Policy)
+	}
+	if p.Scale > Search {
+		return paramsError("%v is not a scale rule", p.Scale)
+	}
+	return nil
+}
+
+// KeyFormat returns the affine format of the keys.
+func (p KVParams) KeyFormat() affine.KeyFormat {
+	return affine.KeyFormat{Bits: p.KeyBits, Signed: p.KeySigned}
+}
+
+// KeyRowLen returns the bytes of one row of packed keys: its codes, and its
+// scales, which its zero points equal in size. p must be valid.
+func (p KVParams) KeyRowLen() (codes, scales int) {
+	p = p.WithDefaults()
+	return rowLen(p.HeadDim, p.KeyBits), p.HeadDim / p.Group * p.ScaleType.Size()
+}
+
+// ValueRowLen returns the bytes of one row of packed values: its codes and its
+// scales. p must be valid.
+func (p KVParams) ValueRowLen() (codes, scales int) {
+	p = p.WithDefaults()
+	return rowLen(p.ValueHeadDim, p.ValueBits), p.ValueHeadDim / p.Group * p.ScaleType.Size()
+}
+
+func rowLen(dim, bits int) int {
+	n, err := pack.PackedLen(dim, bits)
+	if err != nil {
+		panic(err) // a multiple of 32 elements fills whole bytes at any width
+	}
+	return n
+}
+
+// KeyBitsPerElement returns the stored bits of a key element, scales and zero
+// points included. p must be valid.
+func (p KVParams) KeyBitsPerElement() float64 {
+	p = p.WithDefaults()
+	return float64(p.KeyBits) + 2*8*float64(p.ScaleType.Size())/float64(p.Group)
+}
+
+// ValueBitsPerElement returns the stored bits of a value element, scales
+// included. p must be valid.
+func (p KVParams) ValueBitsPerElement() float64 {
+	p = p.WithDefaults()
+	return float64(p.ValueBits) + 8*float64(p.ScaleType.Size())/float64(p.Group)
+}
+
+// Keys holds packed keys. Rows follow each other in row-major order of the
+// leading dimensions; within a row, index i occupies KeyBits bits from bit
+// i·KeyBits of a little-endian bit stream (8 bits: one byte an index, int8 if
+// signed), and group g has one scale and one zero point.
+type Keys struct {
+	Shape  []int  // shape of the tensor that was packed: [..., HeadDim]
+	Codes  []byte // KeyRowLen codes bytes a row
+	Scales []byte // KeyRowLen scales bytes a row, ScaleType, little-endian
+	Zeros  []byte // likewise
+}
+
+// Values holds packed values: like Keys, without zero points.
+type Values struct {
+	Shape  []int  // shape of the tensor that was packed: [..., ValueHeadDim]
+	Codes  []byte // ValueRowLen codes bytes a row
+	Scales []byte // ValueRowLen scales bytes a row, ScaleType, little-endian
+}
+
+// KV packs and unpacks keys and values. Its methods are safe for concurrent
+// use on different destinations. Tensors have any leading shape; dst and
+// source do not overlap, except that Unrotate may work in place.
+//
+// Encoders reuse dst's slices where they are large enough. On error dst is
+// left empty: every slice has length 0. NaN or an infinity anywhere in x is
+// ErrNonFinite with the first offending element; otherwise, under the Finite
+// policy, a scale beyond ScaleType's range is ErrScaleOverflow with the first
+// element of the first such group.
+//
+// Decoders write dst whole, or report ErrShape, ErrDType or ErrCorrupt before
+// writing any of it. Any codes decode to something; scales may be any bits.
+type KV interface {
+	// Params returns the parameters with defaults filled in.
+	Params() KVParams
+
+	// EncodeKeys packs x, of shape [..., HeadDim].
+	EncodeKeys(dst *Keys, x Tensor) error
+	// EncodeValues rotates and packs x, of shape [..., ValueHeadDim].
+	EncodeValues(dst *Values, x Tensor) error
+
+	// DecodeKeys writes (index + zero)·scale, rounded once to dst's type.
+	// dst has k's shape.
+	DecodeKeys(dst Tensor, k Keys) error
+	// DecodeValues writes values rotated back in f32, then rounded once to
+	// dst's type. dst has v's shape.
+	DecodeValues(dst Tensor, v Values) error
+	// DecodeValuesRotated writes centroid·scale, rounded once to dst's type;
+	// the rows stay rotated. dst has v's shape.
+	DecodeValuesRotated(dst Tensor, v Values) error
+
+	// Decode is DecodeKeys and DecodeValues in one pass. The leading shapes of
+	// k and v are equal, and so are the types of dstK and dstV.
+	Decode(dstK, dstV Tensor, k Keys, v Values) error
+	// DecodeRotated is DecodeKeys and DecodeValuesRotated in one pass, with
+	// the same conditions.
+	DecodeRotated(dstK, dstV Tensor, k Keys, v Values) error
+
+	// Unrotate rotates rows of ValueHeadDim elements back, in f32, and rounds
+	// once to dst's type, which is x's. Attention is linear in the values, so
+	// un-rotating an attention output equals attending to un-rotated values
+	// up to rounding.
+	Unrotate(dst, x Tensor) error
+}
+
+// CheckKeys reports whether k is what EncodeKeys could have written with
+// parameters p: its shape ends in HeadDim and every slice has the exact
+// length. Backends call it before they decode.
+func (p KVParams) CheckKeys(k Keys) error {
+	p = p.WithDefaults()
+	codes, scales := p.KeyRowLen()
+	rows, err := packedRows("keys", k.Shape, p.HeadDim)
+	if err != nil {
+		return err
+	}
+	return firstErr(
+		checkLen("key codes", k.Codes, rows, codes),
+		checkLen("key scales", k.Scales, rows, scales),
+		checkLen("key zeros", k.Zeros, rows, scales))
+}
+
+// CheckValues is CheckKeys for values.
+func (p KVParams) CheckValues(v Values) error {
+	p = p.WithDefaults()
+	codes, scales := p.ValueRowLen()
+	rows, err := packedRows("values", v.Shape, p.ValueHeadDim)
+	if err != nil {
+		return err
+	}
+	return firstErr(
+		checkLen("value codes", v.Codes, rows, codes),
+		checkLen("value scales", v.Scales, rows, scales))
+}
+
+// CheckInput reports whether x is a tensor of rows of dim elements. name goes
+// into the error.
+func CheckInput(name string, x Tensor, dim int) error {
+	if err := x.Validate(name); err != nil {
+		return err
+	}
+	return checkDim(name, x.Shape, dim)
+}
+
+// CheckOutput reports whether dst is a writable tensor of the given shape.
+// name goes into the error.
+func CheckOutput(name string, dst Tensor, shape []int) error {
+	if err := dst.ValidateOutput(name); err != nil {
+		return err
+	}
+	if !slices.Equal(dst.Shape, shape) {
+		return &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("shape %v, want %v", clone(dst.Shape), clone(shape))}
+	}
+	return nil
+}
+
+// CheckPair reports whether keys and values can be decoded together: equal
+// leading shapes and equal destination types.
+func CheckPair(dstK, dstV Tensor, k Keys, v Values) error {
+	if !slices.Equal(k.Shape[:len(k.Shape)-1], v.Shape[:len(v.Shape)-1]) {
+		return &Error{Err: ErrShape, Tensor: "values", Index: NoIndex, Reason: fmt.Sprintf("shape %v beside keys of shape %v", clone(v.Shape), clone(k.Shape))}
+	}
+	if dstK.DType != dstV.DType {
+		return &Error{Err: ErrDType, Tensor: "dst values", Index: NoIndex, Reason: fmt.Sprintf("%v beside keys in %v", dstV.DType, dstK.DType)}
+	}
+	return nil
+}
+
+func packedRows(name string, shape []int, dim int) (int, error) {
+	if err := checkDim(name, shape, dim); err != nil {
+		return 0, err
+	}
+	n, err := elements(name, shape)
+	if err != nil {
+		return 0, err
+	}
+	return n / dim, nil
+}
+
+func checkDim(name string, shape []int, dim int) error {
+	if len(shape) == 0 || shape[len(shape)-1] != dim {
+		return &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("shape %v, want [..., %d]", clone(shape), dim)}
+	}
+	return nil
+}
+
+func checkLen(name string, b []byte, rows, rowLen int) error {
+	if rows > math.MaxInt/rowLen || len(b) != rows*rowLen {
+		return &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("%d bytes, want %d rows of %d", len(b), rows, rowLen)}
+	}
+	return nil
+}
+
+// firstErr returns the first error.
+func firstErr(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func paramsError(format string, args ...any) error {
+	return &Error{Err: ErrParams, Index: NoIndex, Reason: fmt.Sprintf(format, args...)}
+}
+
+// KeyType is a named key format.
+type KeyType struct {
+	Name   string
+	Bits   int
+	Signed bool
+}
+
+// KeyTypes returns the named key formats: the types that vllm-metal knows,
+// and uint3.
+func KeyTypes() []KeyType {
+	return []KeyType{
+		{"q8_0", 8, true}, {"int8", 8, true}, {"uint8", 8, false},
+		{"q5_0", 5, false},
+		{"q4_0", 4, false}, {"int4", 4, false}, {"uint4", 4, false},
+		{"uint3", 3, false},
+		{"int2", 2, false}, {"uint2", 2, false},
+	}
+}
+
+// ParseKeyType returns the key format of that name.
+func ParseKeyType(name string) (KeyType, error) {
+	var names []string
+	for _, t := range KeyTypes() {
+		if t.Name == name {
+			return t, nil
+		}
+		names = append(names, t.Name)
+	}
+	return KeyType{}, paramsError("unknown key type %q: want one of %v", name, names)
+}
+
+// ParseValueType returns the bits of the value format named q2_0, q3_0, q4_0,
+// q5_0 or q8_0, or plainly 2, 3, 4, 5 or 8.
+func ParseValueType(name string) (bits int, err error) {
+	for _, b := range []int{2, 3, 4, 5, 8} {
+		if name == fmt.Sprintf("q%d_0", b) || name == fmt.Sprint(b) {
+			return b, nil
+		}
+	}
+	return 0, paramsError("unknown value type %q: want q2_0, q3_0, q4_0, q5_0, q8_0 or the number of bits", name)
+}

@@ -1,0 +1,125 @@
+// Package gpu is the seam between the codecs and a GPU: a device, buffers of shared memory, compute pipelines, and dispatches.
+// codec/metal plans in these terms and knows nothing of Objective-C; package device implements them over Metal's objects, package
+// trace records and replays them, and package driver opens the one that was compiled in.
+//
+// # Ownership
+//
+// Every buffer, library and pipeline is released by its Release method or, at the latest, by Device.Close; nothing is left to the
+// garbage collector, so no finalizer runs while the device works. An object that is released while a Run uses it lives until that Run
+// ends. Using a released object is an error (ErrReleased), and every call on a closed device says ErrClosed.
+//
+// # Concurrency
+//
+// All methods are safe for concurrent use. A Run returns when the device has finished; two concurrent Runs must not write bytes that the
+// other reads or writes, and the Go program must not touch a buffer's bytes while a Run uses them.
+package gpu
+
+import "time"
+
+// A Device is one open GPU.
+type Device interface {
+	// Info describes the device. It stays valid after Close.
+	Info() Info
+
+	// NewBuffer allocates size bytes of zeroed memory shared between CPU and GPU, 1 <= size <= Info().MaxBuffer.
+	// It fails with ErrOutOfMemory when the device has no room.
+	NewBuffer(size int) (Buffer, error)
+
+	// NewLibrary compiles Metal Shading Language source. A failure is ErrCompile and carries the compiler's text.
+	NewLibrary(source string, opts CompileOptions) (Library, error)
+
+	// Run executes the dispatches in order, as one command buffer, and waits for it. Each dispatch sees what the earlier ones wrote. The
+	// duration is the device's own (GPU end less GPU start). A list that is empty, or whose dispatches all have a zero in Groups, is no
+	// work. On error the contents of every buffer that the list could write are undefined; the device stays usable.
+	Run(list ...Dispatch) (time.Duration, error)
+
+	// Close waits for the Runs in progress and releases the device with all that came from it. A second Close returns ErrClosed.
+	Close() error
+}
+
+// Info is what a device says of itself.
+type Info struct {
+	Driver               string // how messages reach it: "purego", "darwinkit"
+	Name                 string // "Apple M4 Max"
+	Architecture         string // "applegpu_g16s", empty where the system does not tell
+	RegistryID           uint64 // unique on this machine while it is up
+	UnifiedMemory        bool   // CPU and GPU share one memory
+	WorkingSet           uint64 // bytes the device advises to stay below
+	MaxBuffer            uint64 // bytes in one buffer
+	MaxThreadgroupMemory int    // bytes of threadgroup memory, static and dynamic together
+	MaxThreads           [3]int // threads in a threadgroup, by dimension
+}
+
+// Options choose a device. The zero value takes the system's default one.
+type Options struct {
+	Name       string // the device of this name, if not empty
+	RegistryID uint64 // the device with this registry id, if not zero
+}
+
+// CompileOptions say how source is compiled. The zero value is what every codec needs: safe math with precise functions, MSL 3.0.
+// Safe math does not forbid contraction; the source's own pragmas do.
+type CompileOptions struct {
+	FastMath bool // let the compiler reassociate and approximate: only for tests that must see it refused
+}
+
+// A Buffer is memory shared between CPU and GPU.
+type Buffer interface {
+	// Bytes is the memory itself, not a copy: valid until Release or Device.Close, and nil after.
+	Bytes() []byte
+
+	// Len is the size that was asked for, in bytes.
+	Len() int
+
+	// Release gives the memory back. A second Release does nothing.
+	Release()
+}
+
+// A Library is compiled source.
+type Library interface {
+	// Pipeline prepares the named kernel for dispatch. A name that the source does not have is ErrNoFunction.
+	Pipeline(name string) (Pipeline, error)
+
+	// Release gives the library back; its pipelines live on. A second Release does nothing.
+	Release()
+}
+
+// A Pipeline is a kernel ready for dispatch.
+type Pipeline interface {
+	// Name is the kernel's name in the source.
+	Name() string
+
+	// MaxThreads is the largest number of threads that a threadgroup of this kernel may have.
+	MaxThreads() int
+
+	// ExecutionWidth is the number of threads in a SIMD-group.
+	ExecutionWidth() int
+
+	// StaticThreadgroupMemory is what the kernel declares for itself, in bytes.
+	StaticThreadgroupMemory() int
+
+	// Release gives the pipeline back. A second Release does nothing.
+	Release()
+}
+
+// A Binding is a buffer as a kernel sees it: from Offset to the buffer's end. Offset is in bytes and must suit the kernel's element type.
+type Binding struct {
+	Buffer Buffer
+	Offset int
+}
+
+// A Dispatch is one launch of a kernel over a grid of full threadgroups.
+type Dispatch struct {
+	Pipeline Pipeline
+
+	// Buffers[i] is bound to [[buffer(i)]].
+	Buffers []Binding
+
+	// Args is bound to [[buffer(len(Buffers))]] as constant bytes, fewer than 4096; the call copies them. Empty Args bind nothing.
+	Args []byte
+
+	// ThreadgroupMemory[i] bytes are allotted to [[threadgroup(i)]]: positive multiples of 16.
+	ThreadgroupMemory []int
+
+	// Groups is the number of threadgroups and GroupSize the threads in each, by dimension x, y, z.
+	Groups, GroupSize [3]int
+}

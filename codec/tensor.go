@@ -1,0 +1,309 @@
+package codec
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/turbotrellis/turbotrellis/pack"
+)
+
+// DType is the element type of a tensor or of stored scales.
+type DType uint8
+
+// The element types. The zero DType is none of them.
+const (
+	F32  DType = 1 + iota // IEEE 754 binary32
+	F16                   // IEEE 754 binary16
+	BF16                  // the upper half of a binary32
+)
+
+// Size returns the number of bytes of an element, 0 for an unknown type.
+func (d DType) Size() int {
+	switch d {
+	case F32:
+		return 4
+	case F16, BF16:
+		return 2
+	}
+	return 0
+}
+
+// String returns f32, f16 or bf16.
+func (d DType) String() string {
+	switch d {
+	case F32:
+		return "f32"
+	case F16:
+		return "f16"
+	case BF16:
+		return "bf16"
+	}
+	return fmt.Sprintf("DType(%d)", uint8(d))
+}
+
+// ParseDType returns the element type named f32, f16 or bf16.
+func ParseDType(name string) (DType, error) {
+	for _, d := range []DType{F32, F16, BF16} {
+		if d.String() == name {
+			return d, nil
+		}
+	}
+	return 0, &Error{Err: ErrDType, Index: NoIndex, Reason: fmt.Sprintf("unknown element type %q: want f32, f16 or bf16", name)}
+}
+
+// Load widens the element at the start of b, which is exact.
+// It panics if b is shorter than an element or d is unknown.
+func (d DType) Load(b []byte) float32 {
+	switch d {
+	case F32:
+		return math.Float32frombits(binary.LittleEndian.Uint32(b))
+	case F16:
+		return pack.FromF16(binary.LittleEndian.Uint16(b))
+	case BF16:
+		return pack.FromBF16(binary.LittleEndian.Uint16(b))
+	}
+	panic("codec: Load of an unknown element type")
+}
+
+// Store writes x to the start of b, rounded once to nearest even; a magnitude
+// beyond the type's range becomes an infinity.
+// It panics if b is shorter than an element or d is unknown.
+func (d DType) Store(b []byte, x float32) {
+	switch d {
+	case F32:
+		binary.LittleEndian.PutUint32(b, math.Float32bits(x))
+	case F16:
+		binary.LittleEndian.PutUint16(b, pack.ToF16(x))
+	case BF16:
+		binary.LittleEndian.PutUint16(b, pack.ToBF16(x))
+	default:
+		panic("codec: Store of an unknown element type")
+	}
+}
+
+// Round returns x as it reads back after Store.
+func (d DType) Round(x float32) float32 {
+	switch d {
+	case F16:
+		return pack.FromF16(pack.ToF16(x))
+	case BF16:
+		return pack.FromBF16(pack.ToBF16(x))
+	}
+	return x
+}
+
+// Tensor is a view of elements in memory. It owns nothing.
+//
+// Element (i0, i1, …) starts at byte (i0·Stride[0] + i1·Stride[1] + …)·size of
+// Data, little-endian. Strides are in elements and not negative; a nil Stride
+// means row-major without gaps; stride 0 repeats an element (broadcast), which
+// is allowed in inputs only. Data may be longer than the elements need and
+// need not be aligned. A dimension of 0 makes the tensor empty, which is no
+// work and no error.
+type Tensor struct {
+	DType  DType
+	Shape  []int
+	Stride []int
+	Data   []byte
+}
+
+// NewTensor returns a zeroed row-major tensor with memory of its own.
+// It panics if the shape is not one that memory can hold.
+func NewTensor(d DType, shape ...int) Tensor {
+	t := Tensor{DType: d, Shape: clone(shape)}
+	n, err := t.count("tensor")
+	if err != nil {
+		panic(err)
+	}
+	t.Data = make([]byte, n*d.Size())
+	return t
+}
+
+// FromF32 returns a row-major F32 tensor that holds a copy of x.
+// It panics if the shape does not have len(x) elements.
+func FromF32(x []float32, shape ...int) Tensor {
+	t := NewTensor(F32, shape...)
+	if len(t.Data) != 4*len(x) {
+		panic(fmt.Sprintf("codec: %d elements do not fill shape %v", len(x), shape))
+	}
+	for i, v := range x {
+		F32.Store(t.Data[4*i:], v)
+	}
+	return t
+}
+
+// count returns the number of elements after checking type and shape.
+func (t Tensor) count(name string) (int, error) {
+	if t.DType.Size() == 0 {
+		return 0, &Error{Err: ErrDType, Tensor: name, Index: NoIndex, Reason: t.DType.String()}
+	}
+	n, err := elements(name, t.Shape)
+	if err == nil && n > math.MaxInt/t.DType.Size() {
+		err = &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("shape %v exceeds the address space", clone(t.Shape))}
+	}
+	return n, err
+}
+
+// elements returns the product of a shape, or an error if a dimension is
+// negative or the product does not fit an int.
+func elements(name string, shape []int) (int, error) {
+	n, empty := 1, false
+	for _, d := range shape {
+		if d < 0 {
+			return 0, &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("negative dimension in shape %v", clone(shape))}
+		}
+		if d == 0 {
+			empty = true
+			continue
+		}
+		hi, lo := bits.Mul64(uint64(n), uint64(d))
+		if hi != 0 || lo > math.MaxInt {
+			return 0, &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("shape %v has more elements than an int can count", clone(shape))}
+		}
+		n = int(lo)
+	}
+	if empty {
+		return 0, nil
+	}
+	return n, nil
+}
+
+// Validate checks that the element type is known, that the shape can be
+// counted, and that every element lies within Data. name goes into the error.
+func (t Tensor) Validate(name string) error {
+	n, err := t.count(name)
+	if err != nil {
+		return err
+	}
+	if t.Stride != nil && len(t.Stride) != len(t.Shape) {
+		return &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("%d strides for %d dimensions", len(t.Stride), len(t.Shape))}
+	}
+	if n == 0 {
+		return nil
+	}
+	last := uint64(n - 1) // element offset of the last element
+	if t.Stride != nil {
+		last = 0
+		for i, s := range t.Stride {
+			if s < 0 {
+				return &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("negative stride %d", s)}
+			}
+			hi, lo := bits.Mul64(uint64(t.Shape[i]-1), uint64(s))
+			sum, carry := bits.Add64(last, lo, 0)
+			if hi != 0 || carry != 0 || sum > math.MaxInt {
+				return &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: "strides reach beyond the address space"}
+			}
+			last = sum
+		}
+	}
+	if last >= uint64(len(t.Data)/t.DType.Size()) {
+		return &Error{Err: ErrShape, Tensor: name, Index: NoIndex,
+			Reason: fmt.Sprintf("shape %v of %v needs %d elements of data, have %d bytes", clone(t.Shape), t.DType, last+1, len(t.Data))}
+	}
+	return nil
+}
+
+// ValidateOutput is Validate for a tensor that is written to: it also refuses
+// a stride that puts two elements in one place along an axis.
+func (t Tensor) ValidateOutput(name string) error {
+	if err := t.Validate(name); err != nil {
+		return err
+	}
+	for i, s := range t.Stride {
+		if s == 0 && t.Shape[i] > 1 {
+			return &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("stride 0 in dimension %d of an output", i)}
+		}
+	}
+	return nil
+}
+
+// Len returns the number of elements of a valid tensor.
+func (t Tensor) Len() int {
+	n := 1
+	for _, d := range t.Shape {
+		n *= d
+	}
+	return n
+}
+
+// Dim returns the length of the last axis, 0 for a scalar.
+func (t Tensor) Dim() int {
+	if len(t.Shape) == 0 {
+		return 0
+	}
+	return t.Shape[len(t.Shape)-1]
+}
+
+// Rows returns the number of rows of a valid tensor: the product of all
+// dimensions but the last.
+func (t Tensor) Rows() int {
+	n := 1
+	for _, d := range t.Shape[:max(0, len(t.Shape)-1)] {
+		n *= d
+	}
+	return n
+}
+
+// RowOffset returns the element offset in Data of row r of a valid tensor,
+// rows counted in row-major order, and the stride between its elements.
+func (t Tensor) RowOffset(r int) (offset, stride int) {
+	last := len(t.Shape) - 1
+	if t.Stride == nil {
+		return r * t.Shape[last], 1
+	}
+	for i := last - 1; i >= 0; i-- {
+		offset += r % t.Shape[i] * t.Stride[i]
+		r /= t.Shape[i]
+	}
+	return offset, t.Stride[last]
+}
+
+// LoadRow widens row r of a valid tensor into dst, whose length is the last
+// dimension.
+func (t Tensor) LoadRow(dst []float32, r int) {
+	off, stride := t.RowOffset(r)
+	size := t.DType.Size()
+	data, step := t.Data[off*size:], stride*size
+	switch t.DType {
+	case F32:
+		for i := range dst {
+			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[i*step:]))
+		}
+	case F16:
+		for i := range dst {
+			dst[i] = pack.FromF16(binary.LittleEndian.Uint16(data[i*step:]))
+		}
+	case BF16:
+		for i := range dst {
+			dst[i] = pack.FromBF16(binary.LittleEndian.Uint16(data[i*step:]))
+		}
+	}
+}
+
+// StoreRow rounds src to nearest even into row r of a valid output tensor
+// whose last dimension is len(src).
+func (t Tensor) StoreRow(r int, src []float32) {
+	off, stride := t.RowOffset(r)
+	size := t.DType.Size()
+	data, step := t.Data[off*size:], stride*size
+	switch t.DType {
+	case F32:
+		for i, x := range src {
+			binary.LittleEndian.PutUint32(data[i*step:], math.Float32bits(x))
+		}
+	case F16:
+		for i, x := range src {
+			binary.LittleEndian.PutUint16(data[i*step:], pack.ToF16(x))
+		}
+	case BF16:
+		for i, x := range src {
+			binary.LittleEndian.PutUint16(data[i*step:], pack.ToBF16(x))
+		}
+	}
+}
+
+// clone keeps a shape that goes into an error text from escaping: a caller's
+// literal shape then costs no allocation.
+func clone(shape []int) []int { return append([]int(nil), shape...) }
