@@ -158,4 +158,3 @@ func newKV(t testing.TB, p codec.KVParams) *ref.KV {
 	}
 	return kv
 }
-
