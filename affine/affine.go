@@ -76,11 +76,11 @@ func (f KeyFormat) Quantize(idx []byte, x []float32) (scale, zero float32) {
 	var se float32
 	if f.Signed {
 		minv = -maxv
-		scale = (hi - lo) / (2 * maxv)
+		scale = float32((hi - lo) / (2 * maxv))
 		se = scale + eps
 		zero = f32.Rint((hi + lo) / float32(2*se))
 	} else {
-		scale = (hi - lo) / maxv
+		scale = float32((hi - lo) / maxv)
 		se = scale + eps
 		zero = f32.Rint(lo / se)
 	}
@@ -114,7 +114,7 @@ func (f KeyFormat) Dequantize(idx byte, scale, zero float32) float32 {
 	if f.Signed {
 		v = float32(int8(idx))
 	}
-	return float32(v+zero) * scale
+	return float32(float32(v+zero) * scale)
 }
 
 // MinMax returns the least and the greatest element of x, the first of equals:

@@ -95,18 +95,20 @@ func AppendSigns(dst []float32, d int) []float32 {
 	threefry.Bits(words, signSeed)
 	dst = slices.Grow(dst, d)
 	for _, w := range words {
-		s := float32(1)
-		if w >= negative {
-			s = -1
-		}
-		dst = append(dst, s)
+		dst = append(dst, sign(w))
 	}
 	return dst
 }
 
-// negative is the least random word that stands for −1. MLX's randint(0, 2)
-// scales float32(word) to [0, 2) and truncates; these words round to 2^31.
-const negative = 1<<31 - 64
+// sign returns the sign of a random word. MLX's randint(0, 2) scales
+// float32(w) to [0, 2] and truncates: 1 for the words of which the conversion
+// gives 2^31 or more, that is from 2^31 − 64 on.
+func sign(w uint32) float32 {
+	if w >= 1<<31-64 {
+		return -1
+	}
+	return 1
+}
 
 // Rotation is the seeded orthogonal rotation of vectors of one size: signs,
 // then the transform. It is immutable, so goroutines may share it.
@@ -156,7 +158,7 @@ func (t *Rotation) check(x []float32) {
 
 func (t *Rotation) flip(x []float32) {
 	for i, s := range t.signs[:len(x)] {
-		x[i] *= s
+		x[i] = float32(x[i] * s)
 	}
 }
 
@@ -171,22 +173,37 @@ func transform(x []float32, n int, h matrix, r float32) {
 	}
 	h.combine(x, n)
 	for i := range x {
-		x[i] *= r
+		x[i] = float32(x[i] * r)
 	}
 }
 
 // stages applies the butterfly stages h = 1, 2, 4 … len(x)/2 to x, unscaled.
-// It takes them two at a time, which changes no operand of any operation.
+// It takes them two or three at a time, which changes no operand of any
+// operation: a pass only spares the trips to memory between its stages.
 func stages(x []float32) {
 	h := 1
+	if len(x) >= 8 {
+		for i := 0; i < len(x); i += 8 {
+			oct((*[8]float32)(x[i:]))
+		}
+		h = 8
+	}
 	for ; 4*h <= len(x); h *= 4 {
 		for i := 0; i < len(x); i += 4 * h {
 			quad(x[i:i+h], x[i+h:], x[i+2*h:], x[i+3*h:])
 		}
 	}
-	if h < len(x) {
+	for ; 2*h <= len(x); h *= 2 {
 		pair(x[:h], x[h:])
 	}
+}
+
+// oct is the stages 1, 2 and 4 on eight neighbours.
+func oct(x *[8]float32) {
+	a, b, c, d, e, f, g, h := x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]
+	a, b, c, d, e, f, g, h = a+b, a-b, c+d, c-d, e+f, e-f, g+h, g-h
+	a, b, c, d, e, f, g, h = a+c, b+d, a-c, b-d, e+g, f+h, e-g, f-h
+	x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7] = a+e, b+f, c+g, d+h, a-e, b-f, c-g, d-h
 }
 
 // pair is one stage on the pairs (x0[j], x1[j]).
@@ -204,9 +221,7 @@ func quad(x0, x1, x2, x3 []float32) {
 	x1, x2, x3 = x1[:len(x0)], x2[:len(x0)], x3[:len(x0)]
 	for j, a := range x0 {
 		b, c, d := x1[j], x2[j], x3[j]
-		a, b = a+b, a-b
-		c, d = c+d, c-d
-		x0[j], x2[j] = a+c, a-c
-		x1[j], x3[j] = b+d, b-d
+		a, b, c, d = a+b, a-b, c+d, c-d
+		x0[j], x1[j], x2[j], x3[j] = a+c, b+d, a-c, b-d
 	}
 }

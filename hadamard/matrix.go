@@ -49,28 +49,31 @@ func (h matrix) transpose() matrix {
 }
 
 // combine replaces element i of the runs of n elements in x by h times the
-// vector of them, for every i. Each output is summed in column order from +0;
-// x − y has the bits of x + (−y).
+// vector of them, for every i. Each output is summed in column order from +0.
 func (h matrix) combine(x []float32, n int) {
 	if len(h) == 0 {
 		return
 	}
-	var in [maxOrder]float32
-	for i := range n {
-		v := in[:len(h)]
-		for c := range v {
-			v[c] = x[c*n+i]
+	const block = 4 // elements at a time
+	var buf [maxOrder][block]float32
+	in := buf[:len(h)]
+	for i := 0; i < n; i += block {
+		w := min(block, n-i)
+		for c := range in {
+			copy(in[c][:], x[c*n+i:][:w])
 		}
 		for j, row := range h {
-			sum := float32(0)
-			for _, e := range v {
-				if row&1 != 0 {
-					e = -e
+			var a, b, c, d float32
+			for k := range in {
+				v := &in[k]
+				if row>>k&1 == 0 {
+					a, b, c, d = a+v[0], b+v[1], c+v[2], d+v[3]
+				} else {
+					a, b, c, d = a-v[0], b-v[1], c-v[2], d-v[3]
 				}
-				sum += e
-				row >>= 1
 			}
-			x[j*n+i] = sum
+			out := [block]float32{a, b, c, d}
+			copy(x[j*n+i:][:w], out[:])
 		}
 	}
 }
