@@ -9,7 +9,7 @@ type Backend interface {
 	// KV returns the KV cache codec with parameters p. It returns ErrParams if
 	// p is invalid, and ErrUnsupported if this backend does not serve it.
 	KV(p KVParams) (KV, error)
-	// Close releases what the backend holds. Codecs obtained from it return
-	// ErrClosed afterwards.
+	// Close releases what the backend holds. Where that is more than memory,
+	// the backend and the codecs obtained from it return ErrClosed afterwards.
 	Close() error
 }

@@ -80,7 +80,8 @@ func ParseScaleRule(name string) (ScaleRule, error) {
 }
 
 // KVParams says how a KV cache is packed. The zero value of every field but
-// HeadDim, KeyBits and ValueBits is the usual choice.
+// HeadDim, KeyBits and ValueBits is the usual choice. Methods other than
+// WithDefaults and Validate need valid parameters.
 type KVParams struct {
 	HeadDim      int       // keys' head dimension: a multiple of Group
 	ValueHeadDim int       // values' head dimension, 2^k or m·2^k (hadamard.Supported) and a multiple of Group; 0 means HeadDim
@@ -147,14 +148,14 @@ func (p KVParams) KeyFormat() affine.KeyFormat {
 }
 
 // KeyRowLen returns the bytes of one row of packed keys: its codes, and its
-// scales, which its zero points equal in size. p must be valid.
+// scales, which its zero points equal in size.
 func (p KVParams) KeyRowLen() (codes, scales int) {
 	p = p.WithDefaults()
 	return rowLen(p.HeadDim, p.KeyBits), p.HeadDim / p.Group * p.ScaleType.Size()
 }
 
 // ValueRowLen returns the bytes of one row of packed values: its codes and its
-// scales. p must be valid.
+// scales.
 func (p KVParams) ValueRowLen() (codes, scales int) {
 	p = p.WithDefaults()
 	return rowLen(p.ValueHeadDim, p.ValueBits), p.ValueHeadDim / p.Group * p.ScaleType.Size()
@@ -169,14 +170,14 @@ func rowLen(dim, bits int) int {
 }
 
 // KeyBitsPerElement returns the stored bits of a key element, scales and zero
-// points included. p must be valid.
+// points included.
 func (p KVParams) KeyBitsPerElement() float64 {
 	p = p.WithDefaults()
 	return float64(p.KeyBits) + 2*8*float64(p.ScaleType.Size())/float64(p.Group)
 }
 
 // ValueBitsPerElement returns the stored bits of a value element, scales
-// included. p must be valid.
+// included.
 func (p KVParams) ValueBitsPerElement() float64 {
 	p = p.WithDefaults()
 	return float64(p.ValueBits) + 8*float64(p.ScaleType.Size())/float64(p.Group)
@@ -210,8 +211,11 @@ type Values struct {
 // policy, a scale beyond ScaleType's range is ErrScaleOverflow with the first
 // element of the first such group.
 //
-// Decoders write dst whole, or report ErrShape, ErrDType or ErrCorrupt before
-// writing any of it. Any codes decode to something; scales may be any bits.
+// Decoders write dst whole, or report ErrShape or ErrDType before writing any
+// of it. Any codes decode to something; scales may be any bits.
+//
+// Which error an operand gets is for KVParams' Check methods to say, one for
+// each method here: backends call them first.
 type KV interface {
 	// Params returns the parameters with defaults filled in.
 	Params() KVParams
@@ -245,9 +249,18 @@ type KV interface {
 	Unrotate(dst, x Tensor) error
 }
 
-// CheckKeys reports whether k is what EncodeKeys could have written with
-// parameters p: its shape ends in HeadDim and every slice has the exact
-// length. Backends call it before they decode.
+// CheckEncodeKeys reports whether EncodeKeys takes x, but for its elements.
+func (p KVParams) CheckEncodeKeys(x Tensor) error {
+	return CheckInput("keys", x, p.HeadDim)
+}
+
+// CheckEncodeValues reports whether EncodeValues takes x, but for its elements.
+func (p KVParams) CheckEncodeValues(x Tensor) error {
+	return CheckInput("values", x, p.WithDefaults().ValueHeadDim)
+}
+
+// CheckKeys reports whether the shape of k ends in HeadDim and every slice has
+// the exact length.
 func (p KVParams) CheckKeys(k Keys) error {
 	p = p.WithDefaults()
 	codes, scales := p.KeyRowLen()
@@ -261,7 +274,7 @@ func (p KVParams) CheckKeys(k Keys) error {
 		checkLen("key zeros", k.Zeros, rows, scales))
 }
 
-// CheckValues is CheckKeys for values.
+// CheckValues is CheckKeys for values and ValueHeadDim.
 func (p KVParams) CheckValues(v Values) error {
 	p = p.WithDefaults()
 	codes, scales := p.ValueRowLen()
@@ -274,8 +287,57 @@ func (p KVParams) CheckValues(v Values) error {
 		checkLen("value scales", v.Scales, rows, scales))
 }
 
-// CheckInput reports whether x is a tensor of rows of dim elements. name goes
-// into the error.
+// CheckDecodeKeys reports whether DecodeKeys takes k and dst: first k, then dst.
+func (p KVParams) CheckDecodeKeys(dst Tensor, k Keys) error {
+	if err := p.CheckKeys(k); err != nil {
+		return err
+	}
+	return CheckOutput("dst keys", dst, k.Shape)
+}
+
+// CheckDecodeValues reports whether DecodeValues and DecodeValuesRotated take v
+// and dst: first v, then dst.
+func (p KVParams) CheckDecodeValues(dst Tensor, v Values) error {
+	if err := p.CheckValues(v); err != nil {
+		return err
+	}
+	return CheckOutput("dst values", dst, v.Shape)
+}
+
+// CheckDecode reports whether Decode and DecodeRotated take their operands:
+// first the keys' part, then the values', then whether they go together.
+func (p KVParams) CheckDecode(dstK, dstV Tensor, k Keys, v Values) error {
+	if err := p.CheckDecodeKeys(dstK, k); err != nil {
+		return err
+	}
+	if err := p.CheckDecodeValues(dstV, v); err != nil {
+		return err
+	}
+	if !slices.Equal(k.Shape[:len(k.Shape)-1], v.Shape[:len(v.Shape)-1]) {
+		return &Error{Err: ErrShape, Tensor: "values", Index: NoIndex, Reason: fmt.Sprintf("shape %v beside keys of shape %v", clone(v.Shape), clone(k.Shape))}
+	}
+	if dstK.DType != dstV.DType {
+		return &Error{Err: ErrDType, Tensor: "dst values", Index: NoIndex, Reason: fmt.Sprintf("%v beside keys in %v", dstV.DType, dstK.DType)}
+	}
+	return nil
+}
+
+// CheckUnrotate reports whether Unrotate takes x and dst: first x, then dst.
+func (p KVParams) CheckUnrotate(dst, x Tensor) error {
+	if err := CheckInput("values", x, p.WithDefaults().ValueHeadDim); err != nil {
+		return err
+	}
+	if err := CheckOutput("dst values", dst, x.Shape); err != nil {
+		return err
+	}
+	if dst.DType != x.DType {
+		return &Error{Err: ErrDType, Tensor: "dst values", Index: NoIndex, Reason: fmt.Sprintf("%v for values in %v", dst.DType, x.DType)}
+	}
+	return nil
+}
+
+// CheckInput reports whether x is a valid tensor of rows of dim elements. name
+// goes into the error.
 func CheckInput(name string, x Tensor, dim int) error {
 	if err := x.Validate(name); err != nil {
 		return err
@@ -283,26 +345,14 @@ func CheckInput(name string, x Tensor, dim int) error {
 	return checkDim(name, x.Shape, dim)
 }
 
-// CheckOutput reports whether dst is a writable tensor of the given shape.
-// name goes into the error.
+// CheckOutput reports whether dst is a valid output of the given shape. name
+// goes into the error.
 func CheckOutput(name string, dst Tensor, shape []int) error {
 	if err := dst.ValidateOutput(name); err != nil {
 		return err
 	}
 	if !slices.Equal(dst.Shape, shape) {
 		return &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("shape %v, want %v", clone(dst.Shape), clone(shape))}
-	}
-	return nil
-}
-
-// CheckPair reports whether keys and values can be decoded together: equal
-// leading shapes and equal destination types.
-func CheckPair(dstK, dstV Tensor, k Keys, v Values) error {
-	if !slices.Equal(k.Shape[:len(k.Shape)-1], v.Shape[:len(v.Shape)-1]) {
-		return &Error{Err: ErrShape, Tensor: "values", Index: NoIndex, Reason: fmt.Sprintf("shape %v beside keys of shape %v", clone(v.Shape), clone(k.Shape))}
-	}
-	if dstK.DType != dstV.DType {
-		return &Error{Err: ErrDType, Tensor: "dst values", Index: NoIndex, Reason: fmt.Sprintf("%v beside keys in %v", dstV.DType, dstK.DType)}
 	}
 	return nil
 }

@@ -98,8 +98,8 @@ func (d DType) Round(x float32) float32 {
 //
 // Element (i0, i1, …) starts at byte (i0·Stride[0] + i1·Stride[1] + …)·size of
 // Data, little-endian. Strides are in elements and not negative; a nil Stride
-// means row-major without gaps; stride 0 repeats an element (broadcast), which
-// is allowed in inputs only. Data may be longer than the elements need and
+// means row-major without gaps; strides that repeat elements (0 broadcasts) are
+// allowed in inputs only. Data may be longer than the elements need and
 // need not be aligned. A dimension of 0 makes the tensor empty, which is no
 // work and no error.
 type Tensor struct {
@@ -110,7 +110,8 @@ type Tensor struct {
 }
 
 // NewTensor returns a zeroed row-major tensor with memory of its own.
-// It panics if the shape is not one that memory can hold.
+// It panics if the type is unknown or the shape is not one that memory can
+// hold.
 func NewTensor(d DType, shape ...int) Tensor {
 	t := Tensor{DType: d, Shape: clone(shape)}
 	n, err := t.count("tensor")
@@ -205,15 +206,24 @@ func (t Tensor) Validate(name string) error {
 	return nil
 }
 
-// ValidateOutput is Validate for a tensor that is written to: it also refuses
-// a stride that puts two elements in one place along an axis.
+// ValidateOutput is Validate for a tensor that is written to, where no two
+// elements may share a place: it also refuses a stride that does not step over
+// all that the dimensions of smaller stride reach. A dimension of 1 may have
+// any stride.
 func (t Tensor) ValidateOutput(name string) error {
-	if err := t.Validate(name); err != nil {
+	if err := t.Validate(name); err != nil || t.Len() == 0 {
 		return err
 	}
 	for i, s := range t.Stride {
-		if s == 0 && t.Shape[i] > 1 {
-			return &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("stride 0 in dimension %d of an output", i)}
+		reach := 0
+		for j, u := range t.Stride {
+			if u < s || u == s && j < i {
+				reach += (t.Shape[j] - 1) * u
+			}
+		}
+		if t.Shape[i] > 1 && s <= reach {
+			return &Error{Err: ErrShape, Tensor: name, Index: NoIndex,
+				Reason: fmt.Sprintf("stride %d in dimension %d puts elements of an output in one place", s, i)}
 		}
 	}
 	return nil

@@ -55,7 +55,10 @@ func (c *KV) EncodeKeys(dst *codec.Keys, x codec.Tensor) error {
 	w := c.rows.Get().(*row)
 	defer c.rows.Put(w)
 	w.resize(d)
-	if err := checkFinite("keys", x, d, w.canon); err != nil {
+	if err := c.params.CheckEncodeKeys(x); err != nil {
+		return err
+	}
+	if err := checkFinite("keys", x, w.canon); err != nil {
 		return err
 	}
 	rows := x.Rows()
@@ -109,7 +112,10 @@ func (c *KV) EncodeValues(dst *codec.Values, x codec.Tensor) error {
 	w := c.rows.Get().(*row)
 	defer c.rows.Put(w)
 	w.resize(d)
-	if err := checkFinite("values", x, d, w.canon); err != nil {
+	if err := c.params.CheckEncodeValues(x); err != nil {
+		return err
+	}
+	if err := checkFinite("values", x, w.canon); err != nil {
 		return err
 	}
 	rows := x.Rows()
@@ -178,7 +184,7 @@ func (c *KV) search(rms float32, y []float32, index []byte, w *row) float32 {
 	best, found := rms, false
 	var bestErr float32
 	for _, step := range searchSteps {
-		s := c.params.ScaleType.Round(rms * (step / 16))
+		s := c.params.ScaleType.Round(float32(rms * (step / 16)))
 		if !f32.IsFinite(s) {
 			continue
 		}
@@ -200,7 +206,7 @@ func (c *KV) search(rms float32, y []float32, index []byte, w *row) float32 {
 
 // DecodeKeys unpacks k (docs/numerics.md §2).
 func (c *KV) DecodeKeys(dst codec.Tensor, k codec.Keys) error {
-	if err := c.checkKeys(dst, k); err != nil {
+	if err := c.params.CheckDecodeKeys(dst, k); err != nil {
 		return err
 	}
 	c.decodeKeys(dst, k)
@@ -209,7 +215,7 @@ func (c *KV) DecodeKeys(dst codec.Tensor, k codec.Keys) error {
 
 // DecodeValues unpacks v and rotates it back (docs/numerics.md §3, §4).
 func (c *KV) DecodeValues(dst codec.Tensor, v codec.Values) error {
-	if err := c.checkValues(dst, v); err != nil {
+	if err := c.params.CheckDecodeValues(dst, v); err != nil {
 		return err
 	}
 	c.decodeValues(dst, v, true)
@@ -218,7 +224,7 @@ func (c *KV) DecodeValues(dst codec.Tensor, v codec.Values) error {
 
 // DecodeValuesRotated unpacks v and leaves it rotated (docs/numerics.md §4).
 func (c *KV) DecodeValuesRotated(dst codec.Tensor, v codec.Values) error {
-	if err := c.checkValues(dst, v); err != nil {
+	if err := c.params.CheckDecodeValues(dst, v); err != nil {
 		return err
 	}
 	c.decodeValues(dst, v, false)
@@ -227,7 +233,7 @@ func (c *KV) DecodeValuesRotated(dst codec.Tensor, v codec.Values) error {
 
 // Decode is DecodeKeys and DecodeValues.
 func (c *KV) Decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error {
-	if err := c.checkPair(dstK, dstV, k, v); err != nil {
+	if err := c.params.CheckDecode(dstK, dstV, k, v); err != nil {
 		return err
 	}
 	c.decodeKeys(dstK, k)
@@ -237,7 +243,7 @@ func (c *KV) Decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error
 
 // DecodeRotated is DecodeKeys and DecodeValuesRotated.
 func (c *KV) DecodeRotated(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error {
-	if err := c.checkPair(dstK, dstV, k, v); err != nil {
+	if err := c.params.CheckDecode(dstK, dstV, k, v); err != nil {
 		return err
 	}
 	c.decodeKeys(dstK, k)
@@ -245,47 +251,29 @@ func (c *KV) DecodeRotated(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values
 	return nil
 }
 
-func (c *KV) checkKeys(dst codec.Tensor, k codec.Keys) error {
-	if err := c.params.CheckKeys(k); err != nil {
-		return err
-	}
-	return codec.CheckOutput("dst keys", dst, k.Shape)
-}
-
-func (c *KV) checkValues(dst codec.Tensor, v codec.Values) error {
-	if err := c.params.CheckValues(v); err != nil {
-		return err
-	}
-	return codec.CheckOutput("dst values", dst, v.Shape)
-}
-
-func (c *KV) checkPair(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error {
-	if err := c.checkKeys(dstK, k); err != nil {
-		return err
-	}
-	if err := c.checkValues(dstV, v); err != nil {
-		return err
-	}
-	return codec.CheckPair(dstK, dstV, k, v)
-}
-
 func (c *KV) decodeKeys(dst codec.Tensor, k codec.Keys) {
 	w := c.rows.Get().(*row)
 	defer c.rows.Put(w)
 	w.resize(c.params.HeadDim)
+	for r := range dst.Rows() {
+		c.decodeKeyRow(w, k, r)
+		dst.StoreRow(r, w.decoded)
+	}
+}
+
+// decodeKeyRow leaves row r of k in w.decoded.
+func (c *KV) decodeKeyRow(w *row, k codec.Keys, r int) {
 	t, size, group := c.params.ScaleType, c.params.ScaleType.Size(), c.params.Group
 	codesLen, scalesLen := c.params.KeyRowLen()
-	out := w.rotated
-	for r := range dst.Rows() {
-		unpackRow(w.index, k.Codes[r*codesLen:][:codesLen], c.params.KeyBits)
-		for g := range len(out) / group {
-			scale := t.Load(k.Scales[r*scalesLen+g*size:])
-			zero := t.Load(k.Zeros[r*scalesLen+g*size:])
-			for i := g * group; i < (g+1)*group; i++ {
-				out[i] = c.keys.Dequantize(w.index[i], scale, zero)
-			}
+	scales, zeros := k.Scales[r*scalesLen:][:scalesLen], k.Zeros[r*scalesLen:][:scalesLen]
+	unpackRow(w.index, k.Codes[r*codesLen:][:codesLen], c.params.KeyBits)
+	for g := range len(w.index) / group {
+		scale, zero := t.Load(scales[g*size:]), t.Load(zeros[g*size:])
+		index, out := w.index[g*group:][:group], w.decoded[g*group:][:group]
+		for i, x := range index {
+			out[i] = c.keys.Dequantize(x, scale, zero)
 		}
-		dst.StoreRow(r, out)
+		w.scale[g], w.zero[g] = scale, zero
 	}
 }
 
@@ -293,54 +281,55 @@ func (c *KV) decodeValues(dst codec.Tensor, v codec.Values, unrotate bool) {
 	w := c.rows.Get().(*row)
 	defer c.rows.Put(w)
 	w.resize(c.params.ValueHeadDim)
+	for r := range dst.Rows() {
+		c.decodeValueRow(w, v, r)
+		if unrotate {
+			c.rot.Inverse(w.decoded)
+		}
+		dst.StoreRow(r, w.decoded)
+	}
+}
+
+// decodeValueRow leaves row r of v, still rotated, in w.decoded.
+func (c *KV) decodeValueRow(w *row, v codec.Values, r int) {
 	t, size, group := c.params.ScaleType, c.params.ScaleType.Size(), c.params.Group
 	codesLen, scalesLen := c.params.ValueRowLen()
-	out := w.rotated
-	for r := range dst.Rows() {
-		unpackRow(w.index, v.Codes[r*codesLen:][:codesLen], c.params.ValueBits)
-		for g := range len(out) / group {
-			scale := t.Load(v.Scales[r*scalesLen+g*size:])
-			for i := g * group; i < (g+1)*group; i++ {
-				out[i] = c.table.Centroid(int(w.index[i])) * scale
-			}
+	scales := v.Scales[r*scalesLen:][:scalesLen]
+	unpackRow(w.index, v.Codes[r*codesLen:][:codesLen], c.params.ValueBits)
+	for g := range len(w.index) / group {
+		scale := t.Load(scales[g*size:])
+		index, out := w.index[g*group:][:group], w.decoded[g*group:][:group]
+		for i, x := range index {
+			out[i] = float32(c.table.Centroid(int(x)) * scale)
 		}
-		if unrotate {
-			c.rot.Inverse(out)
-		}
-		dst.StoreRow(r, out)
+		w.scale[g] = scale
 	}
 }
 
 // Unrotate rotates rows back (docs/numerics.md §3, §4).
 func (c *KV) Unrotate(dst, x codec.Tensor) error {
-	if err := codec.CheckInput("values", x, c.params.ValueHeadDim); err != nil {
+	if err := c.params.CheckUnrotate(dst, x); err != nil {
 		return err
-	}
-	if err := codec.CheckOutput("dst values", dst, x.Shape); err != nil {
-		return err
-	}
-	if dst.DType != x.DType {
-		return &codec.Error{Err: codec.ErrDType, Tensor: "dst values", Index: codec.NoIndex, Reason: dst.DType.String() + " for values in " + x.DType.String()}
 	}
 	w := c.rows.Get().(*row)
 	defer c.rows.Put(w)
 	w.resize(c.params.ValueHeadDim)
 	for r := range x.Rows() {
-		x.LoadRow(w.rotated, r)
-		c.rot.Inverse(w.rotated)
-		dst.StoreRow(r, w.rotated)
+		x.LoadRow(w.decoded, r)
+		c.rot.Inverse(w.decoded)
+		dst.StoreRow(r, w.decoded)
 	}
 	return nil
 }
 
-// row holds one row at every stage of an encoder. Its buffers serve decoders
-// as scratch.
+// row holds one row at every stage of an encoder or a decoder.
 type row struct {
-	canon   []float32 // the row, canonical
-	rotated []float32 // values only: after signs and transform
+	canon   []float32 // encoders: the row, canonical
+	rotated []float32 // value encoder: after signs and transform
 	index   []byte
-	scale   []float32 // one a group, before rounding to the scale type
+	scale   []float32 // one a group: before rounding to the scale type when encoding, as stored when decoding
 	zero    []float32 // keys only: likewise
+	decoded []float32 // decoders: the row in f32
 	square  []float32 // scratch of one group
 	trial   []byte    // scratch of one group
 }
@@ -348,13 +337,16 @@ type row struct {
 func newRow(dim, group int) *row {
 	return &row{
 		canon: make([]float32, dim), rotated: make([]float32, dim), index: make([]byte, dim),
-		scale: make([]float32, dim/group), zero: make([]float32, dim/group),
+		scale: make([]float32, dim/group), zero: make([]float32, dim/group), decoded: make([]float32, dim),
 		square: make([]float32, group), trial: make([]byte, group),
 	}
 }
 
+// resize sets the number of elements.
 func (w *row) resize(dim int) {
-	w.canon, w.rotated, w.index = w.canon[:dim], w.rotated[:dim], w.index[:dim]
+	groups := dim / len(w.square)
+	w.canon, w.rotated, w.index, w.decoded = w.canon[:dim], w.rotated[:dim], w.index[:dim], w.decoded[:dim]
+	w.scale, w.zero = w.scale[:groups], w.zero[:groups]
 }
 
 // canon makes every element canonical (docs/numerics.md §1).
@@ -384,17 +376,14 @@ func flush(x float32) float32 {
 	return x
 }
 
-// checkFinite reports whether x is a tensor of rows of dim finite elements.
-// scratch has length dim.
-func checkFinite(name string, x codec.Tensor, dim int, scratch []float32) error {
-	if err := codec.CheckInput(name, x, dim); err != nil {
-		return err
-	}
+// checkFinite reports the first element of x that is not finite. scratch has
+// the length of a row.
+func checkFinite(name string, x codec.Tensor, scratch []float32) error {
 	for r := range x.Rows() {
 		x.LoadRow(scratch, r)
 		for i, v := range scratch {
 			if !f32.IsFinite(v) {
-				return codec.NonFinite(name, r*dim+i, v)
+				return codec.NonFinite(name, r*len(scratch)+i, v)
 			}
 		}
 	}
