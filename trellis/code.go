@@ -165,8 +165,8 @@ func ln(x float64) float64 {
 // sinCosTurns returns the sine and cosine of 2π·u for u in [0, 1): the nearest
 // quarter turn is taken off exactly, and Taylor's series do the rest.
 func sinCosTurns(u float64) (sin, cos float64) {
-	q := math.Floor(4*u + 0.5)
-	t := 2 * math.Pi * (u - q/4)
+	q := math.Floor(float64(4*u) + 0.5)
+	t := 2 * math.Pi * (u - float64(q/4))
 	t2 := float64(t * t)
 	sin, cos = 1, 1
 	for n := 18; n >= 2; n -= 2 {

@@ -2,6 +2,7 @@ package trellis
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 )
@@ -112,14 +113,11 @@ func (e *Encoder) encodeBlock(states []uint16, x []float32) {
 
 // viterbi writes the best path over x rotated left by shift. With overlap ≥ 0
 // it starts in a state whose upper L−K bits, and ends in one whose lower L−K
-// bits, are overlap.
-//
-// Ties go to the largest m and to the largest final state. The builtin max may
-// pick either zero of two; no comparison and no path depends on which.
+// bits, are overlap. Ties go to the largest predecessor and the largest final
+// state.
 func (e *Encoder) viterbi(states []uint16, x []float32, shift, overlap int) {
 	k := e.p.K
-	branches := 1 << k                 // G
-	groups := len(e.values) / branches // J: states that share their successors
+	groups := len(e.values) >> k // states j + m·groups share their successors
 	score, next := e.score, e.next
 
 	x2 := 2 * x[shift]
@@ -130,37 +128,17 @@ func (e *Encoder) viterbi(states []uint16, x []float32, shift, overlap int) {
 		}
 	}
 	for t := 1; t < len(x); t++ {
-		best, back := e.best, e.back[t*groups:][:groups]
-		copy(best, score)
-		for m := 1; m < branches; m++ {
-			for j, v := range score[m*groups:][:groups] {
-				best[j] = max(best[j], v)
-			}
-		}
-		clear(back)
-		for m := 1; m < branches; m++ {
-			for j, v := range score[m*groups:][:groups] {
-				if v == best[j] {
-					back[j] = uint8(m)
-				}
-			}
-		}
-		x2 = 2 * x[(shift+t)%len(x)]
-		for j, b := range best {
-			f, q, g := e.values[j*branches:], e.squares[j*branches:], next[j*branches:]
-			for c := range branches {
-				g[c] = (float32(x2*f[c]) - q[c]) + b
-			}
-		}
+		e.choose(e.back[t*groups:][:groups], score)
+		e.emit(next, 2*x[(shift+t)%len(x)])
 		score, next = next, score
 	}
 
 	final := 0
-	for s, g := range score {
+	for s := range score {
 		if overlap >= 0 && s%groups != overlap {
-			g, score[s] = pinned, pinned
+			score[s] = pinned
 		}
-		if g >= score[final] {
+		if score[s] >= score[final] {
 			final = s
 		}
 	}
@@ -171,5 +149,37 @@ func (e *Encoder) viterbi(states []uint16, x []float32, shift, overlap int) {
 		}
 		j := final >> k
 		final = j + int(e.back[t*groups+j])*groups
+	}
+}
+
+// choose writes best_t(j) to e.best and the m that gives it to back.
+//
+// The maximum is kept as bits: a conditional move of two integers costs a
+// fraction of a branch that is taken every other time.
+func (e *Encoder) choose(back []uint8, score []float32) {
+	branches, groups := 1<<e.p.K, len(back)
+	for j := range back {
+		best, arg := math.Float32bits(score[j]), 0
+		for m := 1; m < branches; m++ {
+			g := score[m*groups+j]
+			bits := math.Float32bits(g)
+			if g >= math.Float32frombits(best) {
+				best, arg = bits, m
+			}
+		}
+		e.best[j] = math.Float32frombits(best)
+		back[j] = uint8(arg)
+	}
+}
+
+// emit writes to score g_t of every state, for the sample x2/2.
+func (e *Encoder) emit(score []float32, x2 float32) {
+	branches := 1 << e.p.K
+	for j, best := range e.best {
+		f := e.values[j*branches:][:branches]
+		squares, g := e.squares[j*branches:][:len(f)], score[j*branches:][:len(f)]
+		for b := range f {
+			g[b] = (float32(x2*f[b]) - squares[b]) + best
+		}
 	}
 }
