@@ -83,7 +83,7 @@ func newFile(r io.ReaderAt, size int64) (*File, *Error) {
 		return nil, malformed("", "%d bytes are too few for the length of a header", size)
 	}
 	length := binary.LittleEndian.Uint64(start)
-	brace := len(start) > lengthSize && start[lengthSize] == '{'
+	brace := len(start) == lengthSize || start[lengthSize] == '{' // unless cut off
 	fits := length <= maxHeader && length <= uint64(size-lengthSize)
 	if !fits || !brace {
 		// A length may by chance look like another type's first bytes, so
