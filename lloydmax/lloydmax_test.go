@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 )
 
@@ -69,6 +70,119 @@ func TestIndexAtBoundaries(t *testing.T) {
 			}
 		}
 	}
+}
+
+// 4 Ki floats a width at random bit patterns: every exponent, NaN included.
+func TestIndexRandomBits(t *testing.T) {
+	for _, bits := range widths {
+		tab := table(t, bits)
+		bounds := tab.AppendBoundaries(nil)
+		for b := uint32(12345); b < math.MaxUint32-1048573; b += 1048573 {
+			n := math.Float32frombits(b)
+			if got, want := tab.Index(n), count(bounds, n); got != want {
+				t.Fatalf("%d bits: Index(%v) = %d, want %d", bits, n, got, want)
+			}
+		}
+	}
+}
+
+func FuzzIndex(f *testing.F) {
+	f.Add(uint32(0))
+	f.Add(uint32(0x3fdfbc2c))
+	f.Fuzz(func(t *testing.T, b uint32) {
+		n := math.Float32frombits(b)
+		for _, bits := range widths {
+			tab := table(t, bits)
+			if got, want := tab.Index(n), count(tab.AppendBoundaries(nil), n); got != want {
+				t.Errorf("%d bits: Index(%v) = %d, want %d", bits, n, got, want)
+			}
+		}
+	})
+}
+
+// Complete, strictly ascending, and every boundary between its two centroids:
+// so no level is dead.
+func TestShape(t *testing.T) {
+	for _, bits := range widths {
+		tab := table(t, bits)
+		if tab.Bits() != bits || tab.Levels() != 1<<bits {
+			t.Errorf("%d bits: Bits %d, Levels %d", bits, tab.Bits(), tab.Levels())
+		}
+		c, b := tab.AppendCentroids([]float32{7}), tab.AppendBoundaries([]float32{7})
+		if c[0] != 7 || b[0] != 7 || len(c) != 1+1<<bits || len(b) != 1<<bits {
+			t.Fatalf("%d bits: %d centroids, %d boundaries", bits, len(c)-1, len(b)-1)
+		}
+		c, b = c[1:], b[1:]
+		for i := range b {
+			if !(c[i] < b[i] && b[i] < c[i+1]) {
+				t.Errorf("%d bits: centroids %v, %v about boundary %d, %v", bits, c[i], c[i+1], i, b[i])
+			}
+			if c[i] != tab.Centroid(i) || b[i] != tab.Boundary(i) {
+				t.Errorf("%d bits: level %d differs between accessors", bits, i)
+			}
+		}
+	}
+	// Of the five, the 3-bit table alone is symmetric.
+	tab := table(t, 3)
+	for i := range 8 {
+		if tab.Centroid(i) != -tab.Centroid(7-i) {
+			t.Errorf("3 bits: centroid %d has no mirror", i)
+		}
+	}
+}
+
+// What Append returns is the caller's: a table cannot be written through it.
+func TestImmutable(t *testing.T) {
+	tab := table(t, 3)
+	c, b := tab.AppendCentroids(nil), tab.AppendBoundaries(nil)
+	c[0], b[0] = 1, 1
+	if tab.Centroid(0) == 1 || tab.Boundary(0) == 1 {
+		t.Error("a table shares memory with its caller")
+	}
+}
+
+func TestLookupUnknown(t *testing.T) {
+	for bits := -2; bits <= 40; bits++ {
+		tab, err := Lookup(bits)
+		if known := slices.Contains(widths, bits); known != (err == nil) || known != (tab != nil) {
+			t.Errorf("Lookup(%d) = %v, %v", bits, tab, err)
+		}
+	}
+	for _, bits := range []int{math.MinInt, math.MaxInt} {
+		if _, err := Lookup(bits); err == nil {
+			t.Errorf("Lookup(%d): no error", bits)
+		}
+	}
+}
+
+func TestAllocs(t *testing.T) {
+	tab := table(t, 8)
+	buf := make([]float32, 0, 256)
+	sum := 0
+	if n := testing.AllocsPerRun(100, func() {
+		sum += tab.Index(0.3)
+		buf = tab.AppendCentroids(buf[:0])
+		buf = tab.AppendBoundaries(buf[:0])
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func ExampleTable_Index() {
+	tab, err := Lookup(3)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, n := range []float32{-3, 0, 0.4, 1.05} {
+		i := tab.Index(n)
+		fmt.Println(n, i, tab.Centroid(i))
+	}
+	// Output:
+	// -3 0 -2.15195
+	// 0 3 -0.24509
+	// 0.4 4 0.24509
+	// 1.05 6 1.34391
 }
 
 func BenchmarkIndex(b *testing.B) {
