@@ -1,0 +1,9 @@
+//go:build !metal
+
+package auto
+
+import "github.com/turbotrellis/turbotrellis/codec"
+
+var metal = candidate{"metal", func() (codec.Backend, error) {
+	return nil, &codec.Error{Err: codec.ErrUnavailable, Index: codec.NoIndex, Reason: "metal: this program was built without -tags metal"}
+}}
