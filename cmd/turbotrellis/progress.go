@@ -1,0 +1,38 @@
+package main
+
+import (
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// bar shows progress in bytes, with the rate and the time left, on standard
+// error if that is a terminal. Otherwise it is silent.
+type bar struct {
+	what string
+	bar  *progressbar.ProgressBar
+}
+
+// update is a progress callback.
+func (b *bar) update(done, total int64) {
+	if b.bar == nil {
+		b.bar = progressbar.NewOptions64(total,
+			progressbar.OptionSetWriter(os.Stderr),
+			progressbar.OptionSetVisibility(term.IsTerminal(int(os.Stderr.Fd()))),
+			progressbar.OptionSetDescription(b.what),
+			progressbar.OptionShowBytes(true),
+			progressbar.OptionSetPredictTime(true),
+			progressbar.OptionThrottle(100*time.Millisecond),
+			progressbar.OptionClearOnFinish())
+	}
+	b.bar.Set64(done) // a failure to draw is none of the work
+}
+
+// done removes the bar.
+func (b *bar) done() {
+	if b.bar != nil {
+		b.bar.Exit()
+	}
+}
