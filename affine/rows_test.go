@@ -144,10 +144,13 @@ func TestRowModel(t *testing.T) {
 			},
 			// Scale −1 and bias N: every half is a tie.
 			"halves": func(i int) float32 {
-				if i == 0 {
+				switch i {
+				case 0:
 					return levels
+				case 1:
+					return 0
 				}
-				return float32(i%int(levels)) + 0.5*float32(min(i-1, 1))
+				return float32(i%int(levels)) + 0.5
 			},
 		}
 		for name, fill := range groups {
