@@ -270,11 +270,11 @@ func (d *device) run(work []*gpu.Dispatch) (time.Duration, error) {
 	if commands.IsNil() {
 		return 0, &gpu.Error{Op: op, Err: gpu.ErrFailed, Detail: "the queue gives no command buffer"}
 	}
-	encoder := commands.ComputeCommandEncoder()
-	if encoder.IsNil() {
-		return 0, &gpu.Error{Op: op, Err: gpu.ErrFailed, Detail: "the command buffer gives no encoder"}
-	}
-	for _, x := range work {
+	for _, x := range work { // an encoder each, so that nothing bound for one is left for the next; encoders run in order
+		encoder := commands.ComputeCommandEncoder()
+		if encoder.IsNil() {
+			return 0, &gpu.Error{Op: op, Kernel: x.Pipeline.Name(), Err: gpu.ErrFailed, Detail: "the command buffer gives no encoder"}
+		}
 		encoder.SetComputePipelineState(x.Pipeline.(*pipeline).metal)
 		for i, b := range x.Buffers {
 			encoder.SetBuffer(b.Buffer.(*buffer).metal, uint(b.Offset), uint(i))
@@ -286,8 +286,8 @@ func (d *device) run(work []*gpu.Dispatch) (time.Duration, error) {
 			encoder.SetThreadgroupMemoryLength(uint(n), uint(i))
 		}
 		encoder.DispatchThreadgroups(size(x.Groups), size(x.GroupSize))
+		encoder.EndEncoding()
 	}
-	encoder.EndEncoding()
 	commands.Commit()
 	commands.WaitUntilCompleted()
 	if nserr := commands.Error(); !nserr.IsNil() || commands.Status() != mtl.CommandBufferStatusCompleted {
