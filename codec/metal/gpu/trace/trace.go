@@ -187,7 +187,7 @@ func (r *Reader) Next() (*Record, error) {
 	}
 	rec, err := r.record()
 	if err != nil {
-		if err == io.EOF || err == io.ErrUnexpectedEOF {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			err = fmt.Errorf("%w: it ends in the middle", ErrFormat)
 		}
 		return nil, fmt.Errorf("trace: record %d: %w", r.n, err)
