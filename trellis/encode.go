@@ -90,7 +90,7 @@ func (e *Encoder) EncodeBlock(states []uint16, x []float32) error {
 		if !f32.IsFinite(v) {
 			return &ValueError{Index: i, Value: v, Err: ErrNonFinite}
 		}
-		if max(v, -v) > maxSample {
+		if v > maxSample || v < -maxSample {
 			return &ValueError{Index: i, Value: v, Err: ErrSampleRange}
 		}
 	}
