@@ -412,6 +412,69 @@ func TestClaims(t *testing.T) {
 	}
 }
 
+// spaces is a file of a header's length, '{' and spaces without end.
+type spaces struct{ length uint64 }
+
+func (r spaces) ReadAt(p []byte, off int64) (int, error) {
+	start := append(binary.LittleEndian.AppendUint64(nil, r.length), '{')
+	for i := range p {
+		p[i] = ' '
+		if off+int64(i) < int64(len(start)) {
+			p[i] = start[off+int64(i)]
+		}
+	}
+	return len(p), nil
+}
+
+// The limit on headers holds where the file is large enough for a longer one.
+func TestHeaderLimit(t *testing.T) {
+	for _, length := range []uint64{maxHeader + 1, 1 << 33, math.MaxInt64, math.MaxUint64} {
+		_, err := NewFile(spaces{length}, 1<<40)
+		if e, ok := err.(*Error); !ok || !errors.Is(err, ErrFormat) || !strings.Contains(e.Reason, "over the limit") {
+			t.Errorf("header of %d bytes: error %v", length, err)
+		}
+	}
+}
+
+// Tensors of no bytes share a place; they keep the order of the header.
+func TestEmptyTensorsKeepOrder(t *testing.T) {
+	var want []string
+	for i := range 100 {
+		want = append(want, fmt.Sprint(i*37%100))
+	}
+	header := "{"
+	for _, name := range want {
+		header += fmt.Sprintf(`%q:{"dtype":"U8","shape":[0],"data_offsets":[0,0]},`, name)
+	}
+	f, err := openBytes(build(strings.TrimSuffix(header, ",")+"}", 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, info := range f.Tensors() {
+		got = append(got, info.Name)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func BenchmarkOpen(b *testing.B) {
+	const n = 1000
+	header := "{"
+	for i := range n {
+		header += fmt.Sprintf(`"model.layers.%d.mlp.down_proj.weight":{"dtype":"BF16","shape":[4,8],"data_offsets":[%d,%d]},`, i, 64*i, 64*i+64)
+	}
+	file := build(strings.TrimSuffix(header, ",")+"}", 64*n)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := openBytes(file); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(n*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mtensor/s")
+}
+
 func FuzzOpen(f *testing.F) {
 	for _, name := range []string{"dtypes", "numpy"} {
 		b, err := os.ReadFile("testdata/" + name + ".safetensors")
