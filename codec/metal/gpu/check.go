@@ -11,8 +11,9 @@ const (
 	MaxArgs     = 4095 // bytes of constant arguments: "smaller than 4 KB"
 )
 
-// Check reports what a device with the given limits would refuse in d, before anything is sent: Metal itself answers most of these by
-// ending the process. It does not look at whether the pipeline or the buffers are released.
+// Check reports what a device with the given limits would refuse in d, before anything is sent:
+// Metal itself answers most of these by ending the process. It does not look at whether the
+// pipeline or the buffers are released.
 func (d *Dispatch) Check(info Info) error {
 	if d.Pipeline == nil {
 		return &Error{Op: "run", Err: ErrInvalid, Detail: "no pipeline"}

@@ -1,17 +1,20 @@
-// Package gpu is the seam between the codecs and a GPU: a device, buffers of shared memory, compute pipelines, and dispatches.
-// codec/metal plans in these terms and knows nothing of Objective-C; package device implements them over Metal's objects, package
-// trace records and replays them, and package driver opens the one that was compiled in.
+// Package gpu is the seam between the codecs and a GPU: a device, buffers of shared memory, compute
+// pipelines, and dispatches. codec/metal plans in these terms and knows nothing of Objective-C;
+// package device implements them over Metal's objects, package trace records and replays them, and
+// package driver opens the one that was compiled in.
 //
 // # Ownership
 //
-// Every buffer, library and pipeline is released by its Release method or, at the latest, by Device.Close; nothing is left to the
-// garbage collector, so no finalizer runs while the device works. An object that is released while a Run uses it lives until that Run
-// ends. Using a released object is an error (ErrReleased), and every call on a closed device says ErrClosed.
+// Every buffer, library and pipeline is released by its Release method or, at the latest, by
+// Device.Close; nothing is left to the garbage collector, so no finalizer runs while the device
+// works. An object that is released while a Run uses it lives until that Run ends. Using a released
+// object is an error (ErrReleased), and every call on a closed device says ErrClosed.
 //
 // # Concurrency
 //
-// All methods are safe for concurrent use. A Run returns when the device has finished; two concurrent Runs must not write bytes that the
-// other reads or writes, and the Go program must not touch a buffer's bytes while a Run uses them.
+// All methods are safe for concurrent use. A Run returns when the device has finished; two
+// concurrent Runs must not write bytes that the other reads or writes, and the Go program must not
+// touch a buffer's bytes while a Run uses them.
 package gpu
 
 import "time"
@@ -21,19 +24,22 @@ type Device interface {
 	// Info describes the device. It stays valid after Close.
 	Info() Info
 
-	// NewBuffer allocates size bytes of zeroed memory shared between CPU and GPU, 1 <= size <= Info().MaxBuffer.
-	// It fails with ErrOutOfMemory when the device has no room.
+	// NewBuffer allocates size bytes of zeroed memory shared between CPU and GPU, 1 <= size <=
+	// Info().MaxBuffer. It fails with ErrOutOfMemory when the device has no room.
 	NewBuffer(size int) (Buffer, error)
 
-	// NewLibrary compiles Metal Shading Language source. A failure is ErrCompile and carries the compiler's text.
+	// NewLibrary compiles Metal Shading Language source. A failure is ErrCompile and carries the
+	// compiler's text.
 	NewLibrary(source string, opts CompileOptions) (Library, error)
 
-	// Run executes the dispatches in order, as one command buffer, and waits for it. Each dispatch sees what the earlier ones wrote. The
-	// duration is the device's own (GPU end less GPU start). A list that is empty, or whose dispatches all have a zero in Groups, is no
-	// work. On error the contents of every buffer that the list could write are undefined; the device stays usable.
+	// Run executes the dispatches in order, as one command buffer, and waits for it. Each dispatch
+	// sees what the earlier ones wrote. The duration is the device's own (GPU end less GPU start).
+	// A list that is empty, or whose dispatches all have a zero in Groups, is no work. On error the
+	// contents of every buffer that the list could write are undefined; the device stays usable.
 	Run(list ...Dispatch) (time.Duration, error)
 
-	// Close waits for the Runs in progress and releases the device with all that came from it. A second Close returns ErrClosed.
+	// Close waits for the Runs in progress and releases the device with all that came from it. A
+	// second Close returns ErrClosed.
 	Close() error
 }
 
@@ -56,8 +62,9 @@ type Options struct {
 	RegistryID uint64 // the device with this registry id, if not zero
 }
 
-// CompileOptions say how source is compiled. The zero value is what every codec needs: safe math with precise functions, MSL 3.0.
-// Safe math does not forbid contraction; the source's own pragmas do.
+// CompileOptions say how source is compiled. The zero value is what every codec needs: safe math
+// with precise functions, MSL 3.0. Safe math does not forbid contraction; the source's own pragmas
+// do.
 type CompileOptions struct {
 	FastMath bool // let the compiler reassociate and approximate: only for tests that must see it refused
 }
@@ -76,7 +83,8 @@ type Buffer interface {
 
 // A Library is compiled source.
 type Library interface {
-	// Pipeline prepares the named kernel for dispatch. A name that the source does not have is ErrNoFunction.
+	// Pipeline prepares the named kernel for dispatch. A name that the source does not have is
+	// ErrNoFunction.
 	Pipeline(name string) (Pipeline, error)
 
 	// Release gives the library back; its pipelines live on. A second Release does nothing.
@@ -101,7 +109,8 @@ type Pipeline interface {
 	Release()
 }
 
-// A Binding is a buffer as a kernel sees it: from Offset to the buffer's end. Offset is in bytes and must suit the kernel's element type.
+// A Binding is a buffer as a kernel sees it: from Offset to the buffer's end. Offset is in bytes
+// and must suit the kernel's element type.
 type Binding struct {
 	Buffer Buffer
 	Offset int
@@ -114,7 +123,8 @@ type Dispatch struct {
 	// Buffers[i] is bound to [[buffer(i)]].
 	Buffers []Binding
 
-	// Args is bound to [[buffer(len(Buffers))]] as constant bytes, fewer than 4096; the call copies them. Empty Args bind nothing.
+	// Args is bound to [[buffer(len(Buffers))]] as constant bytes, fewer than 4096; the call copies
+	// them. Empty Args bind nothing.
 	Args []byte
 
 	// ThreadgroupMemory[i] bytes are allotted to [[threadgroup(i)]]: positive multiples of 16.

@@ -1,7 +1,8 @@
 // Package device implements gpu.Device over Metal's objects, whatever sender carries the messages.
 //
-// Every call runs inside an autorelease pool on a locked thread; nothing autoreleased outlives it. Ownership is explicit: each object that
-// Metal hands out owned is released exactly once, by its own Release or by the device's Close.
+// Every call runs inside an autorelease pool on a locked thread; nothing autoreleased outlives it.
+// Ownership is explicit: each object that Metal hands out owned is released exactly once, by its
+// own Release or by the device's Close.
 package device
 
 import (
@@ -64,8 +65,8 @@ func List(s mtl.Sender, driver string) []gpu.Info {
 	return list
 }
 
-// each calls f, inside a pool, with the default device and then with all of them (the default may be nil where others are there), until
-// f keeps one by returning true: its ownership is then f's.
+// each calls f, inside a pool, with the default device and then with all of them (the default may
+// be nil where others are there), until f keeps one by returning true: its ownership is then f's.
 func each(s mtl.Sender, f func(mtl.Device) bool) {
 	mtl.Pool(s, func() {
 		if m := mtl.CreateSystemDefaultDevice(s); !m.IsNil() {
@@ -141,7 +142,8 @@ func (d *device) NewBuffer(size int) (gpu.Buffer, error) {
 	}
 	defer d.mu.RUnlock()
 	if uint64(size) > d.info.MaxBuffer {
-		return nil, &gpu.Error{Op: op, Err: gpu.ErrOutOfMemory, Detail: fmt.Sprintf("%d bytes, more than the device's limit of %d", size, d.info.MaxBuffer)}
+		detail := fmt.Sprintf("%d bytes, more than the device's limit of %d", size, d.info.MaxBuffer)
+		return nil, &gpu.Error{Op: op, Err: gpu.ErrOutOfMemory, Detail: detail}
 	}
 	var b *buffer
 	mtl.Pool(d.s, func() {
@@ -238,7 +240,8 @@ func (d *device) Run(list ...gpu.Dispatch) (time.Duration, error) {
 	return spent, err
 }
 
-// hold keeps the objects of x alive and appends them to held. It fails if one was released, or comes from elsewhere.
+// hold keeps the objects of x alive and appends them to held. It fails if one was released, or
+// comes from elsewhere.
 func (d *device) hold(x *gpu.Dispatch, held []*object) ([]*object, error) {
 	bad := func(err error, detail string) error {
 		return &gpu.Error{Op: "run", Kernel: x.Pipeline.Name(), Err: err, Detail: detail}

@@ -14,7 +14,8 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec/metal/gpu/mtl"
 )
 
-// add adds the argument to each of the first bytes of buffer 0; copyTo copies buffer 0 to buffer 1, without arguments.
+// add adds the argument to each of the first bytes of buffer 0; copyTo copies buffer 0 to buffer 1,
+// without arguments.
 var testKernels = map[string]mtlfake.Kernel{
 	"add": func(b [][]byte, args []byte, threads int) {
 		for i := range threads {
@@ -406,7 +407,8 @@ func TestConcurrent(t *testing.T) {
 	checkLive(t, r)
 }
 
-// Goroutines whose device is closed under them: every call ends well or with an error that says why.
+// Goroutines whose device is closed under them: every call ends well or with an error that says
+// why.
 func TestCloseWhileUsed(t *testing.T) {
 	r := &mtlfake.Runtime{}
 	d := open(t, r)

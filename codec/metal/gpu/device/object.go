@@ -9,7 +9,8 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec/metal/gpu/mtl"
 )
 
-// object is the one reference that we own to a Metal object, shared by its holder and the calls that use it.
+// object is the one reference that we own to a Metal object, shared by its holder and the calls
+// that use it.
 type object struct {
 	dev      *device
 	metal    mtl.Object

@@ -1,4 +1,5 @@
-// Package driver opens a GPU through the message sender that was compiled in. It is the only package that imports senders.
+// Package driver opens a GPU through the message sender that was compiled in. It is the only
+// package that imports senders.
 package driver
 
 import (
@@ -6,8 +7,8 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec/metal/gpu/device"
 )
 
-// Open opens the device that o chooses. It fails with gpu.ErrUnavailable, saying why, when no driver was compiled in, when the system
-// lacks Metal, and when there is no such device.
+// Open opens the device that o chooses. It fails with gpu.ErrUnavailable, saying why, when no
+// driver was compiled in, when the system lacks Metal, and when there is no such device.
 func Open(o gpu.Options) (gpu.Device, error) {
 	s, err := load()
 	if err != nil {
@@ -16,7 +17,8 @@ func Open(o gpu.Options) (gpu.Device, error) {
 	return device.Open(s, Name, o)
 }
 
-// List describes the devices, the default one first. It fails with gpu.ErrUnavailable like Open; no device at all is an empty list.
+// List describes the devices, the default one first. It fails with gpu.ErrUnavailable like Open; no
+// device at all is an empty list.
 func List() ([]gpu.Info, error) {
 	s, err := load()
 	if err != nil {

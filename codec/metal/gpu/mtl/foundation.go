@@ -2,7 +2,8 @@ package mtl
 
 import "runtime"
 
-// Pool runs f on a locked thread inside an autorelease pool. Nothing autoreleased in f may be used after it.
+// Pool runs f on a locked thread inside an autorelease pool. Nothing autoreleased in f may be used
+// after it.
 //
 // Reference: https://developer.apple.com/documentation/foundation/nsautoreleasepool
 func Pool(s Sender, f func()) {

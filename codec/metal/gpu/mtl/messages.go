@@ -5,7 +5,8 @@ import "strings"
 // Type is the C type of an argument or a result.
 type Type string
 
-// The types that occur. Enumerations and option sets count as the integer type that Apple's headers give them.
+// The types that occur. Enumerations and option sets count as the integer type that Apple's headers
+// give them.
 const (
 	TypeVoid    Type = "void"
 	TypeID      Type = "id"

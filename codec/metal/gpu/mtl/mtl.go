@@ -69,8 +69,8 @@ func (d Device) NewBufferWithLength(length, options uint) Buffer {
 	return Buffer{Object{d.s, d.s.IDUintUint(d.id, deviceNewBufferWithLengthOptions, length, options)}}
 }
 
-// NewLibraryWithSource compiles source, which has no NUL. The library is owned by the caller; the error, autoreleased, counts only when
-// the library is nil (it carries warnings otherwise).
+// NewLibraryWithSource compiles source, which has no NUL. The library is owned by the caller; the
+// error, autoreleased, counts only when the library is nil (it carries warnings otherwise).
 func (d Device) NewLibraryWithSource(source string, options CompileOptions) (Library, NSError) {
 	lib, err := d.s.IDIDIDError(d.id, deviceNewLibraryWithSourceOptionsError, nsString(d.s, source), options.id)
 	return Library{Object{d.s, lib}}, NSError{Object{d.s, err}}
@@ -112,7 +112,8 @@ const (
 	MathFloatingPointFunctionsPrecise = 1
 )
 
-// HasMathMode reports whether SetMathMode and SetMathFloatingPointFunctions exist (macOS 15). Without them there is SetFastMathEnabled.
+// HasMathMode reports whether SetMathMode and SetMathFloatingPointFunctions exist (macOS 15).
+// Without them there is SetFastMathEnabled.
 func (o CompileOptions) HasMathMode() bool {
 	return o.respondsTo(compileOptionsSetMathMode) && o.respondsTo(compileOptionsSetMathFloatingPointFunctions)
 }
@@ -129,7 +130,8 @@ func (o CompileOptions) SetFastMathEnabled(fast bool) {
 // Reference: https://developer.apple.com/documentation/metal/mtllibrary
 type Library struct{ Object }
 
-// NewFunctionWithName returns a function owned by the caller, or nil if there is none of that name, which has no NUL.
+// NewFunctionWithName returns a function owned by the caller, or nil if there is none of that name,
+// which has no NUL.
 func (l Library) NewFunctionWithName(name string) Function {
 	return Function{Object{l.s, l.s.IDID(l.id, libraryNewFunctionWithName, nsString(l.s, name))}}
 }
@@ -177,7 +179,8 @@ func (q CommandQueue) CommandBuffer() CommandBuffer {
 // Reference: https://developer.apple.com/documentation/metal/mtlcommandbuffer
 type CommandBuffer struct{ Object }
 
-// ComputeCommandEncoder returns an autoreleased encoder whose dispatches run one after another, or nil.
+// ComputeCommandEncoder returns an autoreleased encoder whose dispatches run one after another, or
+// nil.
 func (c CommandBuffer) ComputeCommandEncoder() ComputeCommandEncoder {
 	return ComputeCommandEncoder{c.object(commandBufferComputeCommandEncoder)}
 }

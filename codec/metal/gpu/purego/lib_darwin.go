@@ -2,10 +2,12 @@
 
 package purego
 
-// sendStruct is the entry for messages that return a structure of more than 16 bytes: arm64 needs no other.
+// sendStruct is the entry for messages that return a structure of more than 16 bytes: arm64 needs
+// no other.
 const sendStruct = "objc_msgSend"
 
-// libraries lists what to load. A program without an app bundle gets no default device unless CoreGraphics is loaded.
+// libraries lists what to load. A program without an app bundle gets no default device unless
+// CoreGraphics is loaded.
 func libraries() ([]string, error) {
 	return []string{
 		"/usr/lib/libobjc.A.dylib",

@@ -38,5 +38,6 @@ func libraries() ([]string, error) {
 			dir = parent
 		}
 	}
-	return nil, errors.New("no " + defaultPath + " above the working directory or the executable, and " + pathVariable + " is not set")
+	return nil, errors.New("no " + defaultPath + " above the working directory or the executable, and " +
+		pathVariable + " is not set")
 }

@@ -2,5 +2,6 @@
 
 package purego
 
-// sendStruct is the entry for messages that return a structure of more than 16 bytes: here the address for it comes before the receiver.
+// sendStruct is the entry for messages that return a structure of more than 16 bytes: here the
+// address for it comes before the receiver.
 const sendStruct = "objc_msgSend_stret"

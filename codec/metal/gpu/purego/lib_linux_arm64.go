@@ -2,5 +2,6 @@
 
 package purego
 
-// sendStruct is the entry for messages that return a structure of more than 16 bytes: arm64 needs no other.
+// sendStruct is the entry for messages that return a structure of more than 16 bytes: arm64 needs
+// no other.
 const sendStruct = "objc_msgSend"

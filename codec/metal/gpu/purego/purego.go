@@ -13,7 +13,8 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec/metal/gpu/mtl"
 )
 
-// Load loads the frameworks and returns the sender, the same at every call. It fails if a library or one of its symbols is missing.
+// Load loads the frameworks and returns the sender, the same at every call. It fails if a library
+// or one of its symbols is missing.
 var Load = sync.OnceValues(load)
 
 type sel uintptr

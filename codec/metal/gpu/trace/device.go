@@ -10,8 +10,9 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec/metal/gpu"
 )
 
-// NewRecorder returns dev with a recorder around it: every dispatch that succeeds is written to w. The recorder runs each dispatch of a list as
-// a command buffer of its own, one at a time whoever asks, to see the buffers between them. Closing it closes dev, not w.
+// NewRecorder returns dev with a recorder around it: every dispatch that succeeds is written to w.
+// The recorder runs each dispatch of a list as a command buffer of its own, one at a time whoever
+// asks, to see the buffers between them. Closing it closes dev, not w.
 func NewRecorder(dev gpu.Device, w io.Writer) (gpu.Device, error) {
 	tw, err := NewWriter(w)
 	if err != nil {
@@ -97,11 +98,13 @@ type Mismatch struct {
 }
 
 func (m *Mismatch) Error() string {
-	return fmt.Sprintf("trace: record %d: %s: buffer %d, byte %d: got %#02x, want %#02x", m.Record, m.Kernel, m.Buffer, m.Offset, m.Got, m.Want)
+	return fmt.Sprintf("trace: record %d: %s: buffer %d, byte %d: got %#02x, want %#02x",
+		m.Record, m.Kernel, m.Buffer, m.Offset, m.Got, m.Want)
 }
 
-// Replay runs every dispatch of the trace in r on dev, each with buffers of its own, and compares every byte of every buffer with what the
-// trace has. pipeline finds a kernel by name. It stops at the first difference, which is a *Mismatch; the result counts what came before.
+// Replay runs every dispatch of the trace in r on dev, each with buffers of its own, and compares
+// every byte of every buffer with what the trace has. pipeline finds a kernel by name. It stops at
+// the first difference, which is a *Mismatch; the result counts what came before.
 func Replay(r io.Reader, dev gpu.Device, pipeline func(kernel string) (gpu.Pipeline, error)) (Result, error) {
 	result := Result{Kernels: map[string]int{}}
 	reader, err := NewReader(r)

@@ -1,9 +1,11 @@
-// Package trace writes what a device ran to a file and runs such a file on any device, comparing every byte.
+// Package trace writes what a device ran to a file and runs such a file on any device, comparing
+// every byte.
 //
 // # Format
 //
-// A trace is the eight bytes "TTTRACE1" followed by records, one for each dispatch, in the order in which they ran. All integers are
-// little-endian; a size or count is a uint32 unless it says otherwise. A record is
+// A trace is the eight bytes "TTTRACE1" followed by records, one for each dispatch, in the order in
+// which they ran. All integers are little-endian; a size or count is a uint32 unless it says
+// otherwise. A record is
 //
 //	magic     4 bytes "DISP"
 //	kernel    length (1..255), then the kernel's name
@@ -19,7 +21,8 @@
 //	            the offset in it, uint64
 //	check     CRC-32 (IEEE) of the record's bytes before this
 //
-// Two bindings of one buffer name the same place, so that a kernel sees the overlap that it saw when the trace was made.
+// Two bindings of one buffer name the same place, so that a kernel sees the overlap that it saw
+// when the trace was made.
 package trace
 
 import (
@@ -55,7 +58,8 @@ type Record struct {
 	Bindings          []Binding
 }
 
-// A Buffer is the contents of a buffer before and after a dispatch. After is nil if the dispatch changed nothing.
+// A Buffer is the contents of a buffer before and after a dispatch. After is nil if the dispatch
+// changed nothing.
 type Buffer struct{ Before, After []byte }
 
 // A Binding is a place in a Record's Buffers and an offset in that buffer, in bytes.
@@ -153,7 +157,8 @@ func NewWriter(w io.Writer) (*Writer, error) {
 	return &Writer{w: w}, nil
 }
 
-// Write appends a record, with one write to the underlying writer. It fails with ErrFormat if r cannot be expressed.
+// Write appends a record, with one write to the underlying writer. It fails with ErrFormat if r
+// cannot be expressed.
 func (w *Writer) Write(r *Record) error {
 	if err := r.check(); err != nil {
 		return err
@@ -180,7 +185,8 @@ func NewReader(r io.Reader) (*Reader, error) {
 	return &Reader{r: b}, nil
 }
 
-// Next returns the next record, or io.EOF after the last. Memory grows with what is there to read, not with what a length claims.
+// Next returns the next record, or io.EOF after the last. Memory grows with what is there to read,
+// not with what a length claims.
 func (r *Reader) Next() (*Record, error) {
 	if _, err := r.r.Peek(1); err == io.EOF {
 		return nil, io.EOF

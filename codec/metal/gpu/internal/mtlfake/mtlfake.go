@@ -1,6 +1,7 @@
-// Package mtlfake is a message sender for tests: a toy Objective-C runtime in Go with just enough of Metal behind it. It panics when a
-// message is not one its receiver understands or is sent with another signature than the table of messages states, when an object is used
-// after it went, and when Metal's rules are broken; it counts objects and can be told to fail.
+// Package mtlfake is a message sender for tests: a toy Objective-C runtime in Go with just enough
+// of Metal behind it. It panics when a message is not one its receiver understands or is sent with
+// another signature than the table of messages states, when an object is used after it went, and
+// when Metal's rules are broken; it counts objects and can be told to fail.
 package mtlfake
 
 import (
@@ -13,7 +14,8 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec/metal/gpu/mtl"
 )
 
-// A Kernel runs one dispatch: the bound buffers from their offsets on, the constant bytes, and the number of threads.
+// A Kernel runs one dispatch: the bound buffers from their offsets on, the constant bytes, and the
+// number of threads.
 type Kernel func(buffers [][]byte, args []byte, threads int)
 
 // Fault is an NSError to come.
