@@ -1,0 +1,155 @@
+package shaders
+
+import "encoding/binary"
+
+// The structs below are the constant arguments of the kernels, field for field what
+// layout.metal declares. Fields are in 8-byte then 4-byte order and every struct's size
+// is a multiple of 8, so that neither compiler pads; Pad is never read.
+
+// DType is a data type as the kernels number it.
+const (
+	TypeF32  uint32 = 0
+	TypeF16  uint32 = 1
+	TypeBF16 uint32 = 2
+)
+
+// Policies for groups and rows that their format cannot hold (docs/numerics.md §2, §6).
+const (
+	PolicyFinite uint32 = 0
+	PolicyCompat uint32 = 1
+)
+
+// Trellis codes. CodeLUT reads the table buffer.
+const (
+	Code1MAD  uint32 = 0
+	Code3INST uint32 = 1
+	CodeLUT   uint32 = 2
+)
+
+// An encoder's status buffer is StatusWords uint32, each StatusClear before the dispatch.
+// A word then holds the smallest offending index of the dispatch: for StatusNonFinite
+// local row · dim + column, for StatusScaleOverflow local row · groups in a row + group
+// (the local row for row scales). Row0 is local row 0, so rows · dim must be below 2^32.
+const (
+	StatusNonFinite     = 0
+	StatusScaleOverflow = 1
+	StatusWords         = 2
+	StatusClear         = ^uint32(0)
+)
+
+// View addresses the rows of an operand: element [i0, i1, i2, j] lies at
+// Base + i0·S0 + i1·S1 + i2·S2 + j·S3, in elements of the operand (bytes for packed
+// codes, uint32 words for trellis codes and states). A row number r splits as
+// i2 = r mod N2, i1 = r/N2 mod N1, i0 = r/N2/N1.
+type View struct {
+	Base, S0, S1, S2, S3 int64
+}
+
+// PackArgs serves pack_* and unpack_*: Dim codes a row, one byte each, and Dim·bits/8 bytes.
+type PackArgs struct {
+	Codes, Packed                View
+	N1, N2, Row0, Rows, Dim, Pad uint32
+}
+
+// HadamardArgs: Norm is f32(1/sqrt(Dim)); Dim = Factor · 2^k.
+type HadamardArgs struct {
+	X, Y                               View
+	N1, N2, Row0, Rows, Dim, Factor    uint32
+	ThreadsPerRow, XType, YType        uint32
+	Canonical, SignsBefore, SignsAfter uint32
+	Norm                               float32
+	Pad                                uint32
+}
+
+// KeysEncodeArgs: codes are bytes; scales and zeros are ScaleType.
+type KeysEncodeArgs struct {
+	X, Codes, Scales, Zeros        View
+	N1, N2, Row0, Rows, Dim, Group uint32
+	XType, ScaleType, Policy, Pad  uint32
+}
+
+// KeysDecodeArgs: Wide promises Out.S3 = 1 and Out's other strides and base multiples of 4
+// elements from a 16-byte aligned buffer start.
+type KeysDecodeArgs struct {
+	Codes, Scales, Zeros, Out      View
+	N1, N2, Row0, Rows, Dim, Group uint32
+	ScaleType, OutType, Wide, Pad  uint32
+}
+
+// ValuesEncodeArgs: Search is 1 for the searched scale. Norm, Factor as in HadamardArgs.
+type ValuesEncodeArgs struct {
+	X, Codes, Scales               View
+	N1, N2, Row0, Rows, Dim, Group uint32
+	Factor, ThreadsPerRow          uint32
+	XType, ScaleType, Search       uint32
+	Norm                           float32
+}
+
+// ValuesDecodeArgs decodes to the rotated domain. Wide as in KeysDecodeArgs.
+type ValuesDecodeArgs struct {
+	Codes, Scales, Out             View
+	N1, N2, Row0, Rows, Dim, Group uint32
+	ScaleType, OutType, Wide, Pad  uint32
+}
+
+// KVDecodeArgs serves kv_decode_* and kv_inverse_*. KDim or VDim 0 skips that half.
+// KBits and KSigned are read by kv_inverse_* only; Factor, ThreadsPerRow and Norm likewise.
+type KVDecodeArgs struct {
+	KCodes, KScales, KZeros, KOut         View
+	VCodes, VScales, VOut                 View
+	N1, N2, Row0, Rows                    uint32
+	KDim, KGroup, KBits, KSigned          uint32
+	VDim, VGroup, Factor, ThreadsPerRow   uint32
+	ScaleType, KType, VType, KWide, VWide uint32
+	Norm                                  float32
+}
+
+// CopyArgs: both views in elements of the size the kernel's name gives.
+type CopyArgs struct {
+	X, Y                         View
+	N1, N2, Row0, Rows, Dim, Pad uint32
+}
+
+// TrellisScalesArgs serves trellis_scales and trellis_refit. Rows are on stride S2.
+// InverseCodeRMS is f32(1/lutRMS), Factor numerics §6's α (1 without refitting).
+type TrellisScalesArgs struct {
+	W, Scales, States               View
+	Row0, Rows, Cols, WType, Policy uint32
+	InverseCodeRMS, Factor          float32
+	Pad                             uint32
+}
+
+// TrellisEncodeArgs: block b of the dispatch is block Block0 + b of the matrix, row by row,
+// RowBlocks a row. SlotBytes is TrellisLaunch's. Scaled 0 takes the samples as they are.
+type TrellisEncodeArgs struct {
+	W, Scales, Codes, States     View
+	SlotBytes                    uint64
+	Blocks, Block0, RowBlocks    uint32
+	Block, StateBits, Bits       uint32
+	WType, Scaled, TailBiting    uint32
+	WriteCodes, WriteStates, Pad uint32
+}
+
+// TrellisExpandArgs serves trellis_states and trellis_expand*. Interleaved codes are
+// [Cols/(2·Block), rows, 2·words] on Codes.S1, S2, S3. RowTile is read by trellis_tile_*.
+type TrellisExpandArgs struct {
+	Codes, Scales, Out                       View
+	Row0, Rows, Cols, Block, StateBits, Bits uint32
+	Code, OutType, Interleaved, RowTile      uint32
+	Wide, Pad                                uint32
+}
+
+// CanaryArgs: Count triples of f32 bit patterns; Subnormal is 0x00400000.
+type CanaryArgs struct {
+	Count, Subnormal uint32
+}
+
+// Append appends the little-endian bytes of an argument struct, as setBytes wants them.
+// args is a pointer to one of the structs above.
+func Append(dst []byte, args any) []byte {
+	out, err := binary.Append(dst, binary.LittleEndian, args)
+	if err != nil {
+		panic("shaders: not an argument struct: " + err.Error())
+	}
+	return out
+}

@@ -1,0 +1,4 @@
+package shaders
+
+// canaryWords is what the canary writes for each triple.
+const canaryWords = 8

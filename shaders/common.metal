@@ -1,0 +1,367 @@
+// Shared by every kernel file, and the only file that defines helpers.
+//
+// Bits first: every f32 operation below is one rounding to nearest even, in the
+// order docs/numerics.md states. So fast math is refused, contraction is off in
+// both spellings (safe math alone leaves it on within an expression), a
+// reduction is an explicit xor tree, and one statement holds one operation.
+#include <metal_stdlib>
+
+#if defined(__FAST_MATH__)
+#error "turbotrellis: the shaders need fast math off (math mode safe, precise functions)"
+#endif
+
+#pragma METAL fp math_mode(safe)
+#pragma METAL fp contract(off)
+#pragma clang fp contract(off)
+
+using namespace metal;
+
+// ---- the ±1 matrices of order 12, 20, 28: bit c of word j is set where output j takes −input c ----
+
+constant uint hadamard12[12] = {
+    0x0000002u, 0x0000aabu, 0x00003c8u, 0x000096eu,
+    0x0000f20u, 0x00005bau, 0x0000c8cu, 0x00006e6u,
+    0x000023cu, 0x0000b96u, 0x00008f0u, 0x0000e5au,
+};
+
+constant uint hadamard20[20] = {
+    0x00933deu, 0x002e3bdu, 0x005477bu, 0x00a0ef7u,
+    0x00499efu, 0x00637c1u, 0x00c6ba2u, 0x008d764u,
+    0x001aee8u, 0x00359f0u, 0x000fa53u, 0x00174a7u,
+    0x0026d4eu, 0x0045e9cu, 0x0083d39u, 0x00f7a6du,
+    0x00ef4fau, 0x00dedd5u, 0x00bdf8bu, 0x007bf36u,
+};
+
+constant uint hadamard28[28] = {
+    0xcd69e7eu, 0x9ad7c7du, 0x37ab8fbu, 0x6d571f7u,
+    0xd8ae3efu, 0xb3587dfu, 0x66b4f3fu, 0xb467f43u,
+    0x6acbe87u, 0xd593d8eu, 0xab27b9cu, 0x564f7b8u,
+    0xac9aff0u, 0x5b31fe1u, 0x87fb325u, 0x0ff66cau,
+    0x1decd95u, 0x39ddb2au, 0x71bf654u, 0xe17eca9u,
+    0xc2fd9d2u, 0xfcf1299u, 0xfbe2532u, 0xf7c4ae4u,
+    0xef8d549u, 0xdf1ea13u, 0xbe3d4a6u, 0x7e7a94cu,
+};
+
+// ---- numbers ----
+
+static inline bool is_finite(float x) {
+    return (as_type<uint>(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+// numerics §1: magnitudes below 2^-64 become +0. Integer compare, so that a
+// device that flushes subnormals and one that does not agree.
+static inline float canon(float x) {
+    const uint magnitude = as_type<uint>(x) & 0x7fffffffu;
+    return magnitude < 0x1f800000u ? 0.0f : x;
+}
+
+static inline float negate_if(float x, uint bit) {
+    return as_type<float>(as_type<uint>(x) ^ (bit << 31));
+}
+
+// The magnitude of x under the sign of s, by bits: a flushed zero has no sign to rely on.
+static inline float with_sign(float x, float s) {
+    const uint magnitude = as_type<uint>(x) & 0x7fffffffu;
+    const uint sign = as_type<uint>(s) & 0x80000000u;
+    return as_type<float>(magnitude | sign);
+}
+
+// bf16 by integer rounding, half to even, NaN kept quiet.
+static inline ushort to_bf16(float x) {
+    const uint u = as_type<uint>(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) {
+        return ushort((u >> 16) | 0x40u);
+    }
+    return ushort((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+static inline float from_bf16(ushort u) {
+    return as_type<float>(uint(u) << 16);
+}
+
+static inline ushort to_f16(float x) {
+    return as_type<ushort>(half(x));
+}
+
+static inline float from_f16(ushort u) {
+    return float(as_type<half>(u));
+}
+
+// The value x takes when stored as type, widened again.
+static inline float stored(float x, uint type) {
+    if (type == TYPE_F16) {
+        return from_f16(to_f16(x));
+    }
+    if (type == TYPE_BF16) {
+        return from_bf16(to_bf16(x));
+    }
+    return x;
+}
+
+static inline float load_float(const device uchar* p, uint type, long i) {
+    if (type == TYPE_F32) {
+        return ((const device float*)p)[i];
+    }
+    const ushort u = ((const device ushort*)p)[i];
+    return type == TYPE_F16 ? from_f16(u) : from_bf16(u);
+}
+
+static inline void store_float(device uchar* p, uint type, long i, float x) {
+    if (type == TYPE_F32) {
+        ((device float*)p)[i] = x;
+    } else {
+        ((device ushort*)p)[i] = type == TYPE_F16 ? to_f16(x) : to_bf16(x);
+    }
+}
+
+// Four consecutive results. wide says that stride is 1 and the address of four
+// elements is aligned; the host checks it.
+static inline void store_four(device uchar* p, uint type, long i, long stride, bool wide, thread const float* x) {
+    if (!wide) {
+        for (uint e = 0; e < 4; e++) {
+            store_float(p, type, i + long(e) * stride, x[e]);
+        }
+    } else if (type == TYPE_F32) {
+        *(device float4*)((device float*)p + i) = float4(x[0], x[1], x[2], x[3]);
+    } else {
+        ushort u[4];
+        for (uint e = 0; e < 4; e++) {
+            u[e] = type == TYPE_F16 ? to_f16(x[e]) : to_bf16(x[e]);
+        }
+        const uint lo = uint(u[0]) | (uint(u[1]) << 16);
+        const uint hi = uint(u[2]) | (uint(u[3]) << 16);
+        *(device uint2*)((device ushort*)p + i) = uint2(lo, hi);
+    }
+}
+
+static inline void store_eight(device uchar* p, uint type, long i, long stride, bool wide, thread const float* x) {
+    store_four(p, type, i, stride, wide, x);
+    store_four(p, type, i + 4 * stride, stride, wide, x + 4);
+}
+
+// ---- strided rows: [n0, n1, n2, last], offsets in 64 bits ----
+
+struct RowIndex {
+    uint i0, i1, i2;
+};
+
+static inline RowIndex split_row(uint row, uint n1, uint n2) {
+    RowIndex r;
+    const uint q = row / n2;
+    r.i2 = row - q * n2;
+    r.i0 = q / n1;
+    r.i1 = q - r.i0 * n1;
+    return r;
+}
+
+static inline long row_offset(constant View& v, RowIndex r) {
+    return v.base + long(r.i0) * v.s0 + long(r.i1) * v.s1 + long(r.i2) * v.s2;
+}
+
+// ---- status: the first offending index of the dispatch, in row-major order ----
+
+static inline void report(device atomic_uint* status, uint word, uint index) {
+    atomic_fetch_min_explicit(status + word, index, memory_order_relaxed);
+}
+
+// ---- SIMD-groups of 32 lanes, all active ----
+
+// numerics §4's tree over 32 lanes: at each step both partners add the same two values.
+static inline float tree_sum(float q) {
+    for (ushort mask = 16; mask > 0; mask >>= 1) {
+        const float other = simd_shuffle_xor(q, mask);
+        q = q + other;
+    }
+    return q;
+}
+
+static inline float lanes_min(float x) {
+    for (ushort mask = 16; mask > 0; mask >>= 1) {
+        const float other = simd_shuffle_xor(x, mask);
+        x = other < x ? other : x;
+    }
+    return x;
+}
+
+static inline float lanes_max(float x) {
+    for (ushort mask = 16; mask > 0; mask >>= 1) {
+        const float other = simd_shuffle_xor(x, mask);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+// Eight lanes hold a unit of eight codes, which is `bits` whole bytes. Lane u of
+// the unit gets byte u (u < bits).
+static inline uchar pack_lanes(uint code, uint bits, uint lane) {
+    if (bits == 8) {
+        return uchar(code);
+    }
+    const uint u = lane & 7u;
+    const ulong placed = ulong(code) << (u * bits);
+    uint lo = uint(placed);
+    uint hi = uint(placed >> 32);
+    for (ushort mask = 1; mask < 8; mask <<= 1) {
+        lo |= simd_shuffle_xor(lo, mask);
+        if (bits > 4) {
+            hi |= simd_shuffle_xor(hi, mask);
+        }
+    }
+    const uint word = u < 4 ? lo : hi;
+    return uchar(word >> (8u * (u & 3u)));
+}
+
+// The inverse: lane u of a unit brings byte u (u < bits) and gets code u.
+static inline uint unpack_lanes(uint byte, uint bits, uint lane) {
+    if (bits == 8) {
+        return byte;
+    }
+    const uint u = lane & 7u;
+    const uint bit = u * bits;
+    const uint first = (lane & 24u) + (bit >> 3);
+    const uint next = min(first + 1u, 31u);
+    const uint b0 = simd_shuffle(byte, ushort(first));
+    const uint b1 = simd_shuffle(byte, ushort(next));
+    const uint word = b0 | (b1 << 8);
+    return (word >> (bit & 7u)) & ((1u << bits) - 1u);
+}
+
+// ---- packed units: eight codes are `bits` bytes, read once ----
+
+static inline ulong load_unit(const device uchar* p, long i, long stride, uint bits) {
+    ulong unit = 0;
+    for (uint b = 0; b < bits; b++) {
+        unit |= ulong(p[i + long(b) * stride]) << (8u * b);
+    }
+    return unit;
+}
+
+static inline uint unit_code(ulong unit, uint e, uint bits) {
+    return uint(unit >> (e * bits)) & ((1u << bits) - 1u);
+}
+
+// ---- keys (numerics §2): index as the f32 the format means ----
+
+static inline float key_value(uint code, bool is_signed) {
+    return is_signed ? float(int(char(code))) : float(code);
+}
+
+static inline float key_decode(uint code, bool is_signed, float zero, float scale) {
+    const float shifted = key_value(code, is_signed) + zero;
+    return shifted * scale;
+}
+
+// ---- rotation (numerics §3) ----
+
+// One row in a SIMD-group: element j is register j / 32 of lane j % 32.
+template <uint E>
+static inline void transform_lanes(thread float* x, uint lane) {
+    for (uint h = 1; h < 32; h <<= 1) {
+        const uint upper = (lane & h) ? 1u : 0u;
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < E; e++) {
+            const float partner = simd_shuffle_xor(x[e], ushort(h));
+            const float own = negate_if(x[e], upper);
+            x[e] = partner + own;
+        }
+    }
+#pragma clang loop unroll(full)
+    for (uint h = 1; h < E; h <<= 1) {
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < E; e++) {
+            if ((e & h) == 0) {
+                const float a = x[e];
+                const float b = x[e + h];
+                x[e] = a + b;
+                x[e + h] = a - b;
+            }
+        }
+    }
+}
+
+// log2(R) stages of the transform over runs of 2^k in threadgroup memory, from distance h on.
+template <uint R>
+static inline void transform_pass(threadgroup float* buf, uint d, uint h, uint thread_index, uint threads) {
+    for (uint b = thread_index; b < d / R; b += threads) {
+        const uint low = b & (h - 1u);
+        const uint start = (b - low) * R + low;
+        float x[R];
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < R; i++) {
+            x[i] = buf[start + i * h];
+        }
+#pragma clang loop unroll(full)
+        for (uint s = 1; s < R; s <<= 1) {
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < R; i++) {
+                if ((i & s) == 0) {
+                    const float p = x[i];
+                    const float q = x[i + s];
+                    x[i] = p + q;
+                    x[i + s] = p - q;
+                }
+            }
+        }
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < R; i++) {
+            buf[start + i * h] = x[i];
+        }
+    }
+}
+
+// The m×m ±1 matrix across runs: each output is summed in column order from +0.
+template <uint M>
+static inline void transform_cross(threadgroup float* buf, uint run, constant uint* rows, uint thread_index, uint threads) {
+    for (uint i = thread_index; i < run; i += threads) {
+        float x[M];
+        for (uint c = 0; c < M; c++) {
+            x[c] = buf[c * run + i];
+        }
+        for (uint j = 0; j < M; j++) {
+            const uint minus = rows[j];
+            float sum = 0.0f;
+            for (uint c = 0; c < M; c++) {
+                const float term = negate_if(x[c], (minus >> c) & 1u);
+                sum = sum + term;
+            }
+            buf[j * run + i] = sum;
+        }
+    }
+}
+
+// A whole row of d = m·2^k in threadgroup memory; every thread of the threadgroup
+// calls it, `threads` of them on each row. Barriers: one before, one after each pass.
+static inline void transform_row(threadgroup float* buf, uint d, uint m, uint thread_index, uint threads) {
+    const uint run = d / m;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint h = 1;
+    while (h < run) {
+        const uint left = run / h;
+        if (left >= 8) {
+            transform_pass<8>(buf, d, h, thread_index, threads);
+            h <<= 3;
+        } else if (left == 4) {
+            transform_pass<4>(buf, d, h, thread_index, threads);
+            h <<= 2;
+        } else {
+            transform_pass<2>(buf, d, h, thread_index, threads);
+            h <<= 1;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    if (m != 1) {
+        if (m == 12) {
+            transform_cross<12>(buf, run, hadamard12, thread_index, threads);
+        } else if (m == 20) {
+            transform_cross<20>(buf, run, hadamard20, thread_index, threads);
+        } else {
+            transform_cross<28>(buf, run, hadamard28, thread_index, threads);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+}
+
+// Sign words hold bit j set where the sign of element j is −1.
+static inline uint sign_bit(const device uint* signs, uint j) {
+    return (signs[j >> 5] >> (j & 31u)) & 1u;
+}

@@ -1,0 +1,65 @@
+// The Walsh–Hadamard rotation (numerics §3) as an operation of its own: forward,
+// inverse (un-rotation of an attention output), or without signs.
+
+static inline float hadamard_load(const device uchar* x, const device uint* signs, constant HadamardArgs& a, long i, uint j) {
+    float v = load_float(x, a.x_type, i);
+    if (a.canonical != 0) {
+        v = canon(v);
+    }
+    if (a.signs_before != 0) {
+        v = negate_if(v, sign_bit(signs, j));
+    }
+    return v;
+}
+
+static inline void hadamard_store(device uchar* y, const device uint* signs, constant HadamardArgs& a, long i, uint j, float v) {
+    v = v * a.norm;
+    if (a.signs_after != 0) {
+        v = negate_if(v, sign_bit(signs, j));
+    }
+    store_float(y, a.y_type, i, v);
+}
+
+// dim = 32·E, one row a SIMD-group.
+template <uint E>
+static inline void hadamard_lanes(const device uchar* x, device uchar* y, const device uint* signs, constant HadamardArgs& a, uint local, uint lane) {
+    const bool active = local < a.rows;
+    const RowIndex row = split_row(a.row0 + (active ? local : 0u), a.n1, a.n2);
+    const long in = row_offset(a.x, row);
+    float v[E];
+#pragma clang loop unroll(full)
+    for (uint e = 0; e < E; e++) {
+        const uint j = e * 32u + lane;
+        v[e] = hadamard_load(x, signs, a, in + long(j) * a.x.s3, j);
+    }
+    transform_lanes<E>(v, lane);
+    if (active) {
+        const long out = row_offset(a.y, row);
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < E; e++) {
+            const uint j = e * 32u + lane;
+            hadamard_store(y, signs, a, out + long(j) * a.y.s3, j, v[e]);
+        }
+    }
+}
+
+// Any dim that fits in threadgroup memory, threads_per_row threads a row.
+static inline void hadamard_row(const device uchar* x, device uchar* y, const device uint* signs, constant HadamardArgs& a, threadgroup float* memory, uint group, uint thread_index, uint threads, uint lane) {
+    const uint in_group = thread_index / a.threads_per_row;
+    const uint t = thread_index - in_group * a.threads_per_row;
+    const uint local = group * (threads / a.threads_per_row) + in_group;
+    const bool active = local < a.rows;
+    const RowIndex row = split_row(a.row0 + (active ? local : 0u), a.n1, a.n2);
+    threadgroup float* buf = memory + in_group * a.dim;
+    const long in = row_offset(a.x, row);
+    for (uint j = t; j < a.dim; j += a.threads_per_row) {
+        buf[j] = hadamard_load(x, signs, a, in + long(j) * a.x.s3, j);
+    }
+    transform_row(buf, a.dim, a.factor, t, a.threads_per_row);
+    if (active) {
+        const long out = row_offset(a.y, row);
+        for (uint j = t; j < a.dim; j += a.threads_per_row) {
+            hadamard_store(y, signs, a, out + long(j) * a.y.s3, j, buf[j]);
+        }
+    }
+}

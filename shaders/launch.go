@@ -1,0 +1,113 @@
+package shaders
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// LaneThreads is the threadgroup of a Lanes kernel: eight rows.
+const LaneThreads = 256
+
+// ThreadgroupLimit is the threadgroup memory that every Apple GPU has, in bytes.
+const ThreadgroupLimit = 32 << 10
+
+// A Grid is threadgroups in the grid and threads in a threadgroup, for dispatchThreadgroups.
+type Grid struct {
+	Groups, Threads [3]int
+}
+
+// ElementGrid lays threads over rows of `units` work items: 8 elements of pack, keys_decode,
+// values_decode and kv_decode (the longer of the two), 4 of trellis_expand4, 1 of the rest.
+func ElementGrid(units, rows, maxThreads int) Grid {
+	threads := min(256, maxThreads)
+	x := min(threads, 1<<bits.Len(uint(max(units, 1)-1)))
+	y := threads / x
+	return Grid{Groups: [3]int{ceil(units, x), ceil(rows, y), 1}, Threads: [3]int{x, y, 1}}
+}
+
+// LaneGrid lays a SIMD-group over each row.
+func LaneGrid(rows, maxThreads int) Grid {
+	threads := min(LaneThreads, maxThreads&^31)
+	return Grid{Groups: [3]int{ceil(rows, threads/32), 1, 1}, Threads: [3]int{threads, 1, 1}}
+}
+
+// A RowPlan is the launch of a Rows kernel.
+type RowPlan struct {
+	Grid
+	ThreadsPerRow int // for the argument struct
+	Bytes         int // threadgroup memory 0, a multiple of 16
+}
+
+// RowLaunch lays threads over rows of dim f32 in threadgroup memory. It fails where a row
+// does not fit in memory bytes of it.
+func RowLaunch(dim, rows, maxThreads, memory int) (RowPlan, error) {
+	if 4*dim > memory {
+		return RowPlan{}, fmt.Errorf("shaders: a row of %d f32 needs %d bytes of threadgroup memory, the device has %d", dim, 4*dim, memory)
+	}
+	limit := maxThreads &^ 31
+	perRow := min(limit, max(32, 1<<bits.Len(uint(ceil(dim, 8)-1))))
+	for limit%perRow != 0 {
+		perRow -= 32
+	}
+	held := max(1, min(256, limit)/perRow)
+	held = min(held, memory/(4*dim))
+	return RowPlan{
+		Grid:          Grid{Groups: [3]int{ceil(rows, held), 1, 1}, Threads: [3]int{perRow * held, 1, 1}},
+		ThreadsPerRow: perRow,
+		Bytes:         ceil(4*dim*held, 16) * 16,
+	}, nil
+}
+
+// A TrellisPlan is the launch of trellis_encode_*.
+type TrellisPlan struct {
+	Kernel    string
+	Threads   int    // a threadgroup
+	Bytes     int    // threadgroup memory 0
+	SlotBytes uint64 // scratch for each threadgroup of the grid
+}
+
+// trellisStates is how many states a thread of trellis_encode_k* owns, trellisItems in how many
+// runs. 2^k / (states/items) lanes share a group of predecessors, 32 at most.
+func trellisStates(k int) int {
+	if k == 8 {
+		return 8
+	}
+	return 4
+}
+
+func trellisItems(k int) int {
+	if k == 1 {
+		return 2
+	}
+	return 1
+}
+
+// TrellisLaunch picks the Viterbi kernel for L state bits, k symbol bits and blocks of T.
+// The specialised ones keep every metric in threadgroup memory and every code value in
+// registers; they need L ≤ 12, a whole number of SIMD-groups and their exact thread count.
+// The scratch buffer holds one slot for each threadgroup of the grid, which may be any size
+// up to the number of blocks: threadgroups take further blocks in turn.
+func TrellisLaunch(stateBits, k, block, maxThreads, memory int) TrellisPlan {
+	states := 1 << stateBits
+	slot := uint64(block)*8 + uint64(block)*uint64(states>>k)
+	threads := states / trellisStates(k)
+	if bytes := 8 * states; threads%32 == 0 && threads <= maxThreads && bytes <= memory && stateBits <= 12 {
+		return TrellisPlan{Kernel: fmt.Sprintf("trellis_encode_k%d", k), Threads: threads, Bytes: bytes, SlotBytes: align16(slot)}
+	}
+	threads = min(maxThreads&^31, max(32, states>>k))
+	if bytes := 256 + 8*states; bytes <= memory {
+		return TrellisPlan{Kernel: "trellis_encode_any", Threads: threads, Bytes: bytes, SlotBytes: align16(slot)}
+	}
+	return TrellisPlan{Kernel: "trellis_encode_device", Threads: threads, Bytes: 256, SlotBytes: align16(slot + 8*uint64(states))}
+}
+
+// TileGrid lays threads over whole tiles of rowTile interleaved rows, four weights a thread.
+func TileGrid(rows, cols, rowTile, maxThreads int) Grid {
+	threads := min(256, maxThreads)
+	work := ceil(rows, rowTile) * rowTile * (cols / 4)
+	return Grid{Groups: [3]int{ceil(work, threads), 1, 1}, Threads: [3]int{threads, 1, 1}}
+}
+
+func ceil(n, d int) int { return (n + d - 1) / d }
+
+func align16(n uint64) uint64 { return (n + 15) &^ 15 }

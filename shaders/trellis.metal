@@ -1,0 +1,508 @@
+// The bitshift trellis (numerics §6): row scales, Viterbi encode, states and values of
+// packed blocks.
+
+// ---- codes ----
+
+constant uint code_1mad_divisor = 0x4313ccf0u;    // 147.800537109375, exact
+constant uint code_1mad_reciprocal = 0x3bddb447u; // its rounded reciprocal
+
+// The refined quotient is y / divisor correctly rounded for every y in [−510, 510].
+static inline float code_1mad(uint state) {
+    const uint x = state * 34038481u + 76625530u;
+    const uint sum = (x & 255u) + ((x >> 8) & 255u) + ((x >> 16) & 255u) + (x >> 24);
+    const float y = float(int(sum) - 510);
+    const float d = as_type<float>(code_1mad_divisor);
+    const float r = as_type<float>(code_1mad_reciprocal);
+    const float q = y * r;
+    const float e = fma(-q, d, y);
+    return fma(e, r, q);
+}
+
+static inline float code_3inst(uint state) {
+    const uint x = state * 89226354u + 64248484u;
+    const uint halves = (x & 0x8fff8fffu) ^ 0x3b603b60u;
+    const float hi = from_f16(ushort(halves >> 16));
+    const float lo = from_f16(ushort(halves & 0xffffu));
+    return hi + lo;
+}
+
+static inline float code_value(uint state, uint code, const device float* table) {
+    if (code == CODE_1MAD) {
+        return code_1mad(state);
+    }
+    if (code == CODE_3INST) {
+        return code_3inst(state);
+    }
+    return table[state];
+}
+
+// ---- row scales: one row a SIMD-group ----
+
+static inline void trellis_scales_row(const device uchar* w, device ushort* scales, device atomic_uint* status, constant TrellisScalesArgs& a, uint local, uint lane) {
+    const bool active = local < a.rows;
+    const uint row = a.row0 + (active ? local : 0u);
+    const long in = a.w.base + long(row) * a.w.s2;
+    float sum = 0.0f;
+    uint any = 0;
+    for (uint c = lane; c < a.cols; c += 32) {
+        const float v = load_float(w, a.w_type, in + long(c) * a.w.s3);
+        if (active && !is_finite(v)) {
+            report(status, STATUS_NON_FINITE, local * a.cols + c);
+        }
+        const float x = canon(v);
+        const float square = x * x;
+        sum = sum + square;
+        any |= as_type<uint>(x);
+    }
+    sum = tree_sum(sum);
+    for (ushort mask = 16; mask > 0; mask >>= 1) {
+        any |= simd_shuffle_xor(any, mask);
+    }
+    const float mean = sum / float(a.cols);
+    const float rms = precise::sqrt(mean);
+    const float matched = rms * a.inverse_code_rms;
+    ushort scale = to_f16(matched * a.factor);
+    if (any == 0 && a.policy == POLICY_COMPAT) {
+        scale = 0x3c00;
+    }
+    if (active && lane == 0) {
+        scales[a.scales.base + long(row) * a.scales.s2] = scale;
+        if (!is_finite(from_f16(scale))) {
+            report(status, STATUS_SCALE_OVERFLOW, local);
+        }
+    }
+}
+
+// The refitted scale of a row from the states found with the scale already stored.
+static inline void trellis_refit_row(const device uchar* w, const device uint* states, const device float* table, device ushort* scales, constant TrellisScalesArgs& a, uint local, uint lane) {
+    const bool active = local < a.rows;
+    const uint row = a.row0 + (active ? local : 0u);
+    const long in = a.w.base + long(row) * a.w.s2;
+    const long state_in = a.states.base + long(row) * a.states.s2;
+    float numerator = 0.0f;
+    float denominator = 0.0f;
+    for (uint c = lane; c < a.cols; c += 32) {
+        const float x = canon(load_float(w, a.w_type, in + long(c) * a.w.s3));
+        const float f = table[states[state_in + long(c) * a.states.s3]];
+        const float cross = x * f;
+        const float square = f * f;
+        numerator = numerator + cross;
+        denominator = denominator + square;
+    }
+    numerator = tree_sum(numerator);
+    denominator = tree_sum(denominator);
+    const float ratio = numerator / denominator;
+    const ushort scale = to_f16(ratio);
+    if (active && lane == 0 && scale > 0 && scale < 0x7c00) {
+        scales[a.scales.base + long(row) * a.scales.s2] = scale;
+    }
+}
+
+// ---- Viterbi: one threadgroup a block ----
+//
+// A step takes metrics g over all 2^L states to the next ones. States n that share
+// n >> k share their predecessors n >> k + m·2^(L−k), so the work of a step is 2^(L−k)
+// groups: the best of 2^k metrics, then 2^k sums.
+
+constant float pinned_metric = -1e30f;
+
+static inline bool better(float g, uint n, float other, uint other_n) {
+    return other > g || (other == g && other_n > n);
+}
+
+// The best final state, the largest of equals; the same on every thread. One barrier.
+template <typename Metrics>
+static inline uint trellis_best_state(Metrics g, uint states, uint low_mask, uint overlap, bool pinned, threadgroup uint* room, uint thread_index, uint threads, uint lane) {
+    float top = -INFINITY;
+    uint at = 0;
+    for (uint n = thread_index; n < states; n += threads) {
+        const float value = pinned && (n & low_mask) != overlap ? pinned_metric : g[n];
+        if (value >= top) {
+            top = value;
+            at = n;
+        }
+    }
+    for (ushort mask = 16; mask > 0; mask >>= 1) {
+        const float other = simd_shuffle_xor(top, mask);
+        const uint other_at = simd_shuffle_xor(at, mask);
+        if (better(top, at, other, other_at)) {
+            top = other;
+            at = other_at;
+        }
+    }
+    const uint simd = thread_index / 32u;
+    if (lane == 0) {
+        room[2u * simd] = as_type<uint>(top);
+        room[2u * simd + 1u] = at;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint s = 0; s < threads / 32u; s++) {
+        const float other = as_type<float>(room[2u * s]);
+        const uint other_at = room[2u * s + 1u];
+        if (better(top, at, other, other_at)) {
+            top = other;
+            at = other_at;
+        }
+    }
+    return at;
+}
+
+// Follows the back-pointers from the last position to `to`, one thread.
+static inline void trellis_trace(const device uchar* back, device uint* states, uint groups, uint k, uint steps, uint to, uint state) {
+    uint t = steps - 1u;
+    states[t] = state;
+    while (t > to) {
+        const uint j = state >> k;
+        state = j + uint(back[ulong(t) * groups + j]) * groups;
+        t -= 1u;
+        states[t] = state;
+    }
+}
+
+// The forward pass with everything in registers and threadgroup memory: K is fixed, a
+// thread owns I items of Q states, 2^K / Q lanes of a SIMD-group share a group. One barrier
+// a step. Returns the final state.
+template <uint K, uint Q, uint I>
+static inline uint trellis_forward(const device float* samples, uint first, const device float* table, device uchar* back, constant TrellisEncodeArgs& a, bool pinned, uint overlap, threadgroup float* metrics, uint thread_index, uint threads, uint lane) {
+    const uint lanes = (1u << K) / Q;
+    const uint states = 1u << a.state_bits;
+    const uint groups = states >> K;
+    const uint steps = a.block;
+    float f[I * Q];
+    float squares[I * Q];
+    const float x0 = samples[first];
+    threadgroup float* now = metrics;
+    threadgroup float* next = metrics + states;
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < I; i++) {
+        const uint item = thread_index + i * threads;
+#pragma clang loop unroll(full)
+        for (uint q = 0; q < Q; q++) {
+            const uint n = item * Q + q;
+            const float value = table[n];
+            f[i * Q + q] = value;
+            squares[i * Q + q] = value * value;
+            const float product = x0 * value;
+            const float g = product - squares[i * Q + q];
+            now[n] = pinned && (n >> K) != overlap ? pinned_metric : g;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint at = first;
+    for (uint t = 1; t < steps; t++) {
+        at = at + 1u == steps ? 0u : at + 1u;
+        const float x = samples[at];
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < I; i++) {
+            const uint item = thread_index + i * threads;
+            const uint j = item / lanes;
+            const uint p = item % lanes;
+            float best = now[j + p * groups];
+            uint m = p;
+#pragma clang loop unroll(full)
+            for (uint q = 1; q < Q; q++) {
+                const uint candidate = p + q * lanes;
+                const float g = now[j + candidate * groups];
+                if (g >= best) {
+                    best = g;
+                    m = candidate;
+                }
+            }
+            for (uint mask = 1; mask < lanes; mask <<= 1) {
+                const float other = simd_shuffle_xor(best, ushort(mask));
+                const uint other_m = simd_shuffle_xor(m, ushort(mask));
+                if (better(best, m, other, other_m)) {
+                    best = other;
+                    m = other_m;
+                }
+            }
+            if (p == 0) {
+                back[ulong(t) * groups + j] = uchar(m);
+            }
+#pragma clang loop unroll(full)
+            for (uint q = 0; q < Q; q++) {
+                const float product = x * f[i * Q + q];
+                const float e = product - squares[i * Q + q];
+                next[item * Q + q] = e + best;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        threadgroup float* swap = now;
+        now = next;
+        next = swap;
+    }
+    return trellis_best_state(now, states, groups - 1u, overlap, pinned, (threadgroup uint*)next, thread_index, threads, lane);
+}
+
+// The same for any k, L and number of threads, metrics in threadgroup or device memory.
+template <typename Metrics>
+static inline uint trellis_forward_any(const device float* samples, uint first, const device float* table, device uchar* back, constant TrellisEncodeArgs& a, bool pinned, uint overlap, Metrics now, Metrics next, threadgroup uint* room, uint thread_index, uint threads, uint lane) {
+    const uint states = 1u << a.state_bits;
+    const uint branches = 1u << a.bits;
+    const uint groups = states >> a.bits;
+    const uint steps = a.block;
+    const float x0 = samples[first];
+    for (uint n = thread_index; n < states; n += threads) {
+        const float f = table[n];
+        const float square = f * f;
+        const float product = x0 * f;
+        const float g = product - square;
+        now[n] = pinned && (n >> a.bits) != overlap ? pinned_metric : g;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+    uint at = first;
+    for (uint t = 1; t < steps; t++) {
+        at = at + 1u == steps ? 0u : at + 1u;
+        const float x = samples[at];
+        for (uint j = thread_index; j < groups; j += threads) {
+            float best = now[j];
+            uint m = 0;
+            for (uint candidate = 1; candidate < branches; candidate++) {
+                const float g = now[j + candidate * groups];
+                if (g >= best) {
+                    best = g;
+                    m = candidate;
+                }
+            }
+            back[ulong(t) * groups + j] = uchar(m);
+            for (uint b = 0; b < branches; b++) {
+                const uint n = j * branches + b;
+                const float f = table[n];
+                const float square = f * f;
+                const float product = x * f;
+                const float e = product - square;
+                next[n] = e + best;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+        Metrics swap = now;
+        now = next;
+        next = swap;
+    }
+    return trellis_best_state(now, states, groups - 1u, overlap, pinned, room, thread_index, threads, lane);
+}
+
+// A slot of scratch: doubled samples and states of the block, then device metrics
+// (if any), then the back-pointers.
+struct TrellisSlot {
+    device float* samples;
+    device uint* states;
+    device float* metrics;
+    device uchar* back;
+};
+
+static inline TrellisSlot trellis_slot(device uchar* scratch, constant TrellisEncodeArgs& a, uint group, uint device_metrics) {
+    device uchar* p = scratch + ulong(group) * a.slot_bytes;
+    TrellisSlot s;
+    s.samples = (device float*)p;
+    s.states = (device uint*)(p + a.block * 4u);
+    s.metrics = (device float*)(p + a.block * 8u);
+    s.back = p + a.block * 8u + device_metrics * 4u;
+    return s;
+}
+
+// Doubled canonical samples of one block: 2·(canon(w) / scale). Ends with a barrier.
+static inline void trellis_load(const device uchar* w, const device ushort* scales, TrellisSlot s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
+    const uint row = block / a.row_blocks;
+    const uint column = (block - row * a.row_blocks) * a.block;
+    float divisor = 1.0f;
+    if (a.scaled != 0) {
+        const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
+        divisor = scale == 0.0f ? 1.0f : scale;
+    }
+    const long in = a.w.base + long(row) * a.w.s2;
+    for (uint t = thread_index; t < a.block; t += threads) {
+        const float v = canon(load_float(w, a.w_type, in + long(column + t) * a.w.s3));
+        const float x = v / divisor;
+        s.samples[t] = 2.0f * x;
+    }
+    threadgroup_barrier(mem_flags::mem_device);
+}
+
+// Writes the packed words (symbol t at bit (T−1−t)·k) and, if asked, the states.
+static inline void trellis_write(device uint* codes, device uint* states, TrellisSlot s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
+    const uint row = block / a.row_blocks;
+    const uint in_row = block - row * a.row_blocks;
+    const uint words = a.block * a.bits / 32u;
+    const uint mask = (1u << a.bits) - 1u;
+    if (a.write_codes != 0) {
+        const long out = a.codes.base + long(row) * a.codes.s2 + long(in_row * words) * a.codes.s3;
+        for (uint w = thread_index; w < words; w += threads) {
+            const uint begin = w * 32u;
+            uint word = 0;
+            for (uint r = begin / a.bits; r * a.bits < begin + 32u; r++) {
+                const uint symbol = s.states[a.block - 1u - r] & mask;
+                const uint bit = r * a.bits;
+                word |= bit >= begin ? symbol << (bit - begin) : symbol >> (begin - bit);
+            }
+            codes[out + long(w) * a.codes.s3] = word;
+        }
+    }
+    if (a.write_states != 0) {
+        const long out = a.states.base + long(row) * a.states.s2 + long(in_row * a.block) * a.states.s3;
+        for (uint t = thread_index; t < a.block; t += threads) {
+            states[out + long(t) * a.states.s3] = s.states[t];
+        }
+    }
+}
+
+// A pass of Algorithm 4: rotated and free (its state at the original t = 0 gives the
+// overlap) or straight and pinned.
+struct TrellisPass {
+    uint first;
+    uint to;
+    bool pinned;
+    uint overlap;
+};
+
+static inline TrellisPass trellis_pass(device uint* states, constant TrellisEncodeArgs& a, uint pass) {
+    TrellisPass r = {0, 0, false, 0};
+    if (a.tail_biting != 0 && pass == 0) {
+        r.first = a.block / 2u;
+        r.to = a.block - r.first;
+    } else if (a.tail_biting != 0) {
+        r.pinned = true;
+        r.overlap = states[a.block - a.block / 2u] >> a.bits;
+    }
+    return r;
+}
+
+// L ≤ 12 with threads = 2^L / (Q·I) exactly.
+template <uint K, uint Q, uint I>
+static inline void trellis_encode_block(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device uint* states, device uchar* scratch, constant TrellisEncodeArgs& a, threadgroup float* metrics, uint group, uint groups, uint thread_index, uint threads, uint lane) {
+    const TrellisSlot s = trellis_slot(scratch, a, group, 0);
+    for (uint b = group; b < a.blocks; b += groups) {
+        const uint block = a.block0 + b;
+        trellis_load(w, scales, s, a, block, thread_index, threads);
+        for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
+            const TrellisPass p = trellis_pass(s.states, a, pass);
+            const uint last = trellis_forward<K, Q, I>(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, metrics, thread_index, threads, lane);
+            threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+            if (thread_index == 0) {
+                trellis_trace(s.back, s.states, (1u << a.state_bits) >> K, K, a.block, p.to, last);
+            }
+            threadgroup_barrier(mem_flags::mem_device);
+        }
+        trellis_write(codes, states, s, a, block, thread_index, threads);
+        threadgroup_barrier(mem_flags::mem_device);
+    }
+}
+
+// Any k and L, any number of threads; metrics in threadgroup memory (L ≤ 12) or, DEVICE, in scratch.
+template <bool DEVICE>
+static inline void trellis_encode_general(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device uint* states, device uchar* scratch, constant TrellisEncodeArgs& a, threadgroup float* memory, uint group, uint groups, uint thread_index, uint threads, uint lane) {
+    const uint count = 1u << a.state_bits;
+    const TrellisSlot s = trellis_slot(scratch, a, group, DEVICE ? 2u * count : 0u);
+    for (uint b = group; b < a.blocks; b += groups) {
+        const uint block = a.block0 + b;
+        trellis_load(w, scales, s, a, block, thread_index, threads);
+        for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
+            const TrellisPass p = trellis_pass(s.states, a, pass);
+            uint last;
+            if (DEVICE) {
+                last = trellis_forward_any(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, s.metrics, s.metrics + count, (threadgroup uint*)memory, thread_index, threads, lane);
+            } else {
+                last = trellis_forward_any(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, memory + 64, memory + 64 + count, (threadgroup uint*)memory, thread_index, threads, lane);
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+            if (thread_index == 0) {
+                trellis_trace(s.back, s.states, count >> a.bits, a.bits, a.block, p.to, last);
+            }
+            threadgroup_barrier(mem_flags::mem_device);
+        }
+        trellis_write(codes, states, s, a, block, thread_index, threads);
+        threadgroup_barrier(mem_flags::mem_device);
+    }
+}
+
+// ---- packed blocks to states and values ----
+
+// Word w of a block. Interleaved codes are [two-block groups, rows, 2·words].
+static inline long trellis_block(constant TrellisExpandArgs& a, uint row, uint block, uint words) {
+    if (a.interleaved != 0) {
+        return a.codes.base + long(block / 2u) * a.codes.s1 + long(row) * a.codes.s2 + long((block & 1u) * words) * a.codes.s3;
+    }
+    return a.codes.base + long(row) * a.codes.s2 + long(block * words) * a.codes.s3;
+}
+
+// 33 bits or more of the block's circular stream from bit `bit` on.
+static inline ulong trellis_window(const device uint* codes, long in, long stride, uint words, uint bit) {
+    const uint w = bit >> 5;
+    const uint following = w + 1u == words ? 0u : w + 1u;
+    const uint lo = codes[in + long(w) * stride];
+    const uint hi = codes[in + long(following) * stride];
+    return (ulong(lo) | (ulong(hi) << 32)) >> (bit & 31u);
+}
+
+// One thread an element.
+static inline void trellis_states_element(const device uint* codes, device uint* states, constant TrellisExpandArgs& a, uint2 at) {
+    if (at.x >= a.cols || at.y >= a.rows) {
+        return;
+    }
+    const uint row = a.row0 + at.y;
+    const uint words = a.block * a.bits / 32u;
+    const uint block = at.x / a.block;
+    const uint t = at.x - block * a.block;
+    const ulong window = trellis_window(codes, trellis_block(a, row, block, words), a.codes.s3, words, (a.block - 1u - t) * a.bits);
+    const uint state = uint(window) & ((1u << a.state_bits) - 1u);
+    states[a.out.base + long(row) * a.out.s2 + long(at.x) * a.out.s3] = state;
+}
+
+template <uint K>
+static inline void trellis_expand_element(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint2 at) {
+    if (at.x >= a.cols || at.y >= a.rows) {
+        return;
+    }
+    const uint row = a.row0 + at.y;
+    const uint words = a.block * K / 32u;
+    const uint block = at.x / a.block;
+    const uint t = at.x - block * a.block;
+    const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
+    const ulong window = trellis_window(codes, trellis_block(a, row, block, words), a.codes.s3, words, (a.block - 1u - t) * K);
+    const uint state = uint(window) & ((1u << a.state_bits) - 1u);
+    const float value = code_value(state, a.code, table);
+    store_float(out, a.out_type, a.out.base + long(row) * a.out.s2 + long(at.x) * a.out.s3, value * scale);
+}
+
+// Four consecutive weights from one window of L + 3k ≤ 33 bits; the last starts it.
+template <uint K>
+static inline void trellis_expand_four(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint row, uint column) {
+    const uint words = a.block * K / 32u;
+    const uint block = column / a.block;
+    const uint t = column - block * a.block;
+    const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
+    const ulong window = trellis_window(codes, trellis_block(a, row, block, words), a.codes.s3, words, (a.block - 4u - t) * K);
+    const uint mask = (1u << a.state_bits) - 1u;
+    const long to = a.out.base + long(row) * a.out.s2 + long(column) * a.out.s3;
+    float v[4];
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 4; i++) {
+        const uint state = uint(window >> ((3u - i) * K)) & mask;
+        const float value = code_value(state, a.code, table);
+        v[i] = value * scale;
+    }
+    store_four(out, a.out_type, to, a.out.s3, a.wide != 0, v);
+}
+
+template <uint K>
+static inline void trellis_expand_window(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint2 at) {
+    const uint column = at.x * 4u;
+    if (column < a.cols && at.y < a.rows) {
+        trellis_expand_four<K>(codes, scales, table, out, a, a.row0 + at.y, column);
+    }
+}
+
+// Interleaved codes in the order they lie: a tile of rows of one two-block group, then the next group.
+template <uint K>
+static inline void trellis_expand_tile(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint index) {
+    const uint span = a.block / 2u;
+    const uint groups = a.cols / (2u * a.block);
+    const uint line = index / span;
+    const uint band = line / a.row_tile;
+    const uint tile = band / groups;
+    const uint local = tile * a.row_tile + (line - band * a.row_tile);
+    const uint column = (band - tile * groups) * 2u * a.block + (index - line * span) * 4u;
+    if (local < a.rows) {
+        trellis_expand_four<K>(codes, scales, table, out, a, a.row0 + local, column);
+    }
+}

@@ -1,0 +1,242 @@
+package shaders
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A Launch is a way to lay threads over the work.
+type Launch int
+
+const (
+	// Elements: a 2-D grid, x over a row's units, y over rows: ElementGrid.
+	Elements Launch = iota
+	// Lanes: a SIMD-group of 32 a row, LaneThreads a threadgroup: LaneGrid.
+	Lanes
+	// Rows: ThreadsPerRow threads a row in threadgroup memory: RowLaunch.
+	Rows
+	// Blocks: a threadgroup a trellis block: TrellisLaunch.
+	Blocks
+	// Tiles: a 1-D grid over interleaved trellis blocks: TileGrid.
+	Tiles
+	// Single: one threadgroup of 32.
+	Single
+)
+
+func (l Launch) String() string {
+	return [...]string{"elements", "lanes", "rows", "blocks", "tiles", "single"}[l]
+}
+
+// A Param is a buffer of a kernel; its index is its place in the list. The argument
+// struct comes last.
+type Param struct{ Name, Type string }
+
+// A Variant is one kernel of the library.
+type Variant struct {
+	Name   string // the function's name
+	Family string // the source file, without .metal
+	Op     string // the name without the parts that specialise it
+
+	Bits    int  // of the values, the packed codes or the trellis; 0: any
+	KeyBits int  // of the keys; 0: any or none
+	Signed  bool // int8 keys
+	Dim     int  // row length served, 0: any
+	Size    int  // element size in bytes that copy serves
+
+	Params []Param
+	Args   string // the argument struct, bound behind Params
+	Launch Launch
+
+	call string // the body it calls
+}
+
+// Buffers returns how many buffers the kernel binds, the arguments included.
+func (v Variant) Buffers() int { return len(v.Params) + 1 }
+
+// UsesThreadgroupMemory reports whether the host must set threadgroup memory 0.
+func (v Variant) UsesThreadgroupMemory() bool { return v.Launch == Rows || v.Launch == Blocks }
+
+const (
+	bytesIn   = "const device uchar*"
+	bytesOut  = "device uchar*"
+	halvesIn  = "const device ushort*"
+	halvesOut = "device ushort*"
+	wordsIn   = "const device uint*"
+	wordsOut  = "device uint*"
+	floatsIn  = "const device float*"
+	status    = "device atomic_uint*"
+)
+
+// valueBits are the widths with a Lloyd–Max table.
+var valueBits = []int{2, 3, 4, 5, 8}
+
+// keyFormats in the order of their names: s8 is int8, the others unsigned.
+var keyFormats = []struct {
+	name   string
+	bits   int
+	signed bool
+}{{"s8", 8, true}, {"u8", 8, false}, {"u5", 5, false}, {"u4", 4, false}, {"u3", 3, false}, {"u2", 2, false}}
+
+// laneDims are the row lengths that fit in the registers of a SIMD-group.
+var laneDims = []int{32, 64, 128, 256, 512, 1024}
+
+// Variants returns every kernel, in the order of instances.metal.
+func Variants() []Variant {
+	var all []Variant
+	add := func(v Variant) { all = append(all, v) }
+
+	add(Variant{Name: "canary", Family: "canary", Op: "canary", Launch: Single, Args: "CanaryArgs",
+		Params: []Param{{"in", wordsIn}, {"out", wordsOut}}, call: "canary_probe"})
+
+	for bits := 1; bits <= 8; bits++ {
+		add(Variant{Name: fmt.Sprintf("pack_b%d", bits), Family: "pack", Op: "pack", Bits: bits, Launch: Elements, Args: "PackArgs",
+			Params: []Param{{"codes", bytesIn}, {"packed", bytesOut}}, call: fmt.Sprintf("pack_unit<%d>", bits)})
+	}
+	for bits := 1; bits <= 8; bits++ {
+		add(Variant{Name: fmt.Sprintf("unpack_b%d", bits), Family: "pack", Op: "unpack", Bits: bits, Launch: Elements, Args: "PackArgs",
+			Params: []Param{{"packed", bytesIn}, {"codes", bytesOut}}, call: fmt.Sprintf("unpack_unit<%d>", bits)})
+	}
+
+	hadamard := []Param{{"x", bytesIn}, {"y", bytesOut}, {"signs", wordsIn}}
+	for _, d := range laneDims {
+		add(Variant{Name: fmt.Sprintf("hadamard_d%d", d), Family: "hadamard", Op: "hadamard", Dim: d, Launch: Lanes, Args: "HadamardArgs",
+			Params: hadamard, call: fmt.Sprintf("hadamard_lanes<%d>", d/32)})
+	}
+	add(Variant{Name: "hadamard_any", Family: "hadamard", Op: "hadamard", Launch: Rows, Args: "HadamardArgs", Params: hadamard, call: "hadamard_row"})
+
+	for _, f := range keyFormats {
+		add(Variant{Name: "keys_encode_" + f.name, Family: "keys", Op: "keys_encode", KeyBits: f.bits, Signed: f.signed, Launch: Lanes, Args: "KeysEncodeArgs",
+			Params: []Param{{"x", bytesIn}, {"codes", bytesOut}, {"scales", bytesOut}, {"zeros", bytesOut}, {"status", status}},
+			call:   fmt.Sprintf("keys_encode_row<%d, %t>", f.bits, f.signed)})
+	}
+	for _, f := range keyFormats {
+		add(Variant{Name: "keys_decode_" + f.name, Family: "keys", Op: "keys_decode", KeyBits: f.bits, Signed: f.signed, Launch: Elements, Args: "KeysDecodeArgs",
+			Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"zeros", bytesIn}, {"out", bytesOut}},
+			call:   fmt.Sprintf("keys_decode_unit<%d, %t>", f.bits, f.signed)})
+	}
+
+	encode := []Param{{"x", bytesIn}, {"codes", bytesOut}, {"scales", bytesOut}, {"status", status}, {"table", floatsIn}, {"signs", wordsIn}}
+	for _, bits := range valueBits {
+		for _, d := range laneDims {
+			add(Variant{Name: fmt.Sprintf("values_encode_b%d_d%d", bits, d), Family: "values", Op: "values_encode", Bits: bits, Dim: d, Launch: Lanes,
+				Args: "ValuesEncodeArgs", Params: encode, call: fmt.Sprintf("values_encode_lanes<%d, %d>", bits, d/32)})
+		}
+		add(Variant{Name: fmt.Sprintf("values_encode_b%d_any", bits), Family: "values", Op: "values_encode", Bits: bits, Launch: Rows,
+			Args: "ValuesEncodeArgs", Params: encode, call: fmt.Sprintf("values_encode_row<%d>", bits)})
+	}
+
+	for _, bits := range valueBits {
+		add(Variant{Name: fmt.Sprintf("values_decode_b%d", bits), Family: "decode", Op: "values_decode", Bits: bits, Launch: Elements, Args: "ValuesDecodeArgs",
+			Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"out", bytesOut}, {"table", floatsIn}}, call: fmt.Sprintf("values_decode_unit<%d>", bits)})
+	}
+	joint := []Param{{"k_codes", bytesIn}, {"k_scales", bytesIn}, {"k_zeros", bytesIn}, {"v_codes", bytesIn}, {"v_scales", bytesIn},
+		{"k_out", bytesOut}, {"v_out", bytesOut}, {"table", floatsIn}}
+	for _, f := range keyFormats {
+		for _, bits := range valueBits {
+			add(Variant{Name: fmt.Sprintf("kv_decode_%s_b%d", f.name, bits), Family: "decode", Op: "kv_decode", Bits: bits, KeyBits: f.bits, Signed: f.signed,
+				Launch: Elements, Args: "KVDecodeArgs", Params: joint, call: fmt.Sprintf("kv_decode_unit<%d, %t, %d>", f.bits, f.signed, bits)})
+		}
+	}
+	inverse := append(joint[:len(joint):len(joint)], Param{"signs", wordsIn})
+	for _, bits := range valueBits {
+		for _, d := range laneDims {
+			add(Variant{Name: fmt.Sprintf("kv_inverse_b%d_d%d", bits, d), Family: "decode", Op: "kv_inverse", Bits: bits, Dim: d, Launch: Lanes,
+				Args: "KVDecodeArgs", Params: inverse, call: fmt.Sprintf("kv_inverse_lanes<%d, %d>", bits, d/32)})
+		}
+		add(Variant{Name: fmt.Sprintf("kv_inverse_b%d_any", bits), Family: "decode", Op: "kv_inverse", Bits: bits, Launch: Rows,
+			Args: "KVDecodeArgs", Params: inverse, call: fmt.Sprintf("kv_inverse_row<%d>", bits)})
+	}
+
+	add(Variant{Name: "trellis_scales", Family: "trellis", Op: "trellis_scales", Launch: Lanes, Args: "TrellisScalesArgs",
+		Params: []Param{{"w", bytesIn}, {"scales", halvesOut}, {"status", status}}, call: "trellis_scales_row"})
+	add(Variant{Name: "trellis_refit", Family: "trellis", Op: "trellis_refit", Launch: Lanes, Args: "TrellisScalesArgs",
+		Params: []Param{{"w", bytesIn}, {"states", wordsIn}, {"table", floatsIn}, {"scales", halvesOut}}, call: "trellis_refit_row"})
+	viterbi := []Param{{"w", bytesIn}, {"scales", halvesIn}, {"table", floatsIn}, {"codes", wordsOut}, {"states", wordsOut}, {"scratch", bytesOut}}
+	for k := 1; k <= 8; k++ {
+		add(Variant{Name: fmt.Sprintf("trellis_encode_k%d", k), Family: "trellis", Op: "trellis_encode", Bits: k, Launch: Blocks, Args: "TrellisEncodeArgs",
+			Params: viterbi, call: fmt.Sprintf("trellis_encode_block<%d, %d, %d>", k, trellisStates(k)/trellisItems(k), trellisItems(k))})
+	}
+	add(Variant{Name: "trellis_encode_any", Family: "trellis", Op: "trellis_encode", Launch: Blocks, Args: "TrellisEncodeArgs",
+		Params: viterbi, call: "trellis_encode_general<false>"})
+	add(Variant{Name: "trellis_encode_device", Family: "trellis", Op: "trellis_encode", Launch: Blocks, Args: "TrellisEncodeArgs",
+		Params: viterbi, call: "trellis_encode_general<true>"})
+
+	add(Variant{Name: "trellis_states", Family: "trellis", Op: "trellis_states", Launch: Elements, Args: "TrellisExpandArgs",
+		Params: []Param{{"codes", wordsIn}, {"states", wordsOut}}, call: "trellis_states_element"})
+	expand := []Param{{"codes", wordsIn}, {"scales", halvesIn}, {"table", floatsIn}, {"out", bytesOut}}
+	for _, e := range []struct {
+		op, body string
+		launch   Launch
+	}{
+		{"trellis_expand", "trellis_expand_element", Elements},
+		{"trellis_expand4", "trellis_expand_window", Elements},
+		{"trellis_tile", "trellis_expand_tile", Tiles},
+	} {
+		for k := 1; k <= 8; k++ {
+			add(Variant{Name: fmt.Sprintf("%s_k%d", e.op, k), Family: "trellis", Op: e.op, Bits: k, Launch: e.launch, Args: "TrellisExpandArgs",
+				Params: expand, call: fmt.Sprintf("%s<%d>", e.body, k)})
+		}
+	}
+
+	for _, size := range []int{1, 2, 4} {
+		add(Variant{Name: fmt.Sprintf("copy_%d", size), Family: "copy", Op: "copy", Size: size, Launch: Elements, Args: "CopyArgs",
+			Params: []Param{{"x", bytesIn}, {"y", bytesOut}}, call: fmt.Sprintf("copy_element<%s>", map[int]string{1: "uchar", 2: "ushort", 4: "uint"}[size])})
+	}
+	return all
+}
+
+// Lookup returns the kernel of that name.
+func Lookup(name string) (Variant, bool) {
+	for _, v := range Variants() {
+		if v.Name == name {
+			return v, true
+		}
+	}
+	return Variant{}, false
+}
+
+// Instances returns instances.metal: one function for each of Variants.
+func Instances() string { return instances("") }
+
+// instances prints the kernels of one family, or all of them.
+func instances(family string) string {
+	var b strings.Builder
+	b.WriteString("// Code generated by go generate from variants.go. DO NOT EDIT.\n")
+	for _, v := range Variants() {
+		if family == "" || v.Family == family {
+			b.WriteByte('\n')
+			b.WriteString(v.source())
+		}
+	}
+	return b.String()
+}
+
+// builtins are the arguments behind the buffers and what the body is called with, by launch.
+var builtins = map[Launch]struct{ params, pass string }{
+	Elements: {"uint2 at [[thread_position_in_grid]]", "at"},
+	Lanes: {"uint group [[threadgroup_position_in_grid]],\n    uint simd [[simdgroup_index_in_threadgroup]],\n" +
+		"    uint simds [[simdgroups_per_threadgroup]],\n    uint lane [[thread_index_in_simdgroup]]", "group * simds + simd, lane"},
+	Rows: {"threadgroup float* memory [[threadgroup(0)]],\n    uint group [[threadgroup_position_in_grid]],\n" +
+		"    uint thread_index [[thread_index_in_threadgroup]],\n    uint threads [[threads_per_threadgroup]],\n" +
+		"    uint lane [[thread_index_in_simdgroup]]", "memory, group, thread_index, threads, lane"},
+	Blocks: {"threadgroup float* memory [[threadgroup(0)]],\n    uint group [[threadgroup_position_in_grid]],\n" +
+		"    uint groups [[threadgroups_per_grid]],\n    uint thread_index [[thread_index_in_threadgroup]],\n" +
+		"    uint threads [[threads_per_threadgroup]],\n    uint lane [[thread_index_in_simdgroup]]",
+		"memory, group, groups, thread_index, threads, lane"},
+	Tiles:  {"uint index [[thread_position_in_grid]]", "index"},
+	Single: {"uint lane [[thread_index_in_simdgroup]],\n    uint width [[threads_per_simdgroup]]", "lane, width"},
+}
+
+func (v Variant) source() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "kernel void %s(\n", v.Name)
+	var pass []string
+	for i, p := range v.Params {
+		fmt.Fprintf(&b, "    %s %s [[buffer(%d)]],\n", p.Type, p.Name, i)
+		pass = append(pass, p.Name)
+	}
+	launch := builtins[v.Launch]
+	fmt.Fprintf(&b, "    constant %s& a [[buffer(%d)]],\n    %s) {\n    %s(%s, a, %s);\n}\n",
+		v.Args, len(v.Params), launch.params, v.call, strings.Join(pass, ", "), launch.pass)
+	return b.String()
+}
