@@ -139,23 +139,16 @@ static inline void store_eight(device uchar* p, uint type, long i, long stride, 
     store_four(p, type, i + 4 * stride, stride, wide, x + 4);
 }
 
-// ---- strided rows: [n0, n1, n2, last], offsets in 64 bits ----
+// ---- strided rows: [n0, n1, n2, last], offsets in 64 bits; nth is a row's number in the dispatch ----
 
-struct RowIndex {
-    uint i0, i1, i2;
-};
-
-static inline RowIndex split_row(uint row, uint n1, uint n2) {
-    RowIndex r;
+static inline uint3 split_row(uint row, uint n1, uint n2) {
     const uint q = row / n2;
-    r.i2 = row - q * n2;
-    r.i0 = q / n1;
-    r.i1 = q - r.i0 * n1;
-    return r;
+    const uint i0 = q / n1;
+    return uint3(i0, q - i0 * n1, row - q * n2);
 }
 
-static inline long row_offset(constant View& v, RowIndex r) {
-    return v.base + long(r.i0) * v.s0 + long(r.i1) * v.s1 + long(r.i2) * v.s2;
+static inline long row_offset(constant View& v, uint3 r) {
+    return v.base + long(r.x) * v.s0 + long(r.y) * v.s1 + long(r.z) * v.s2;
 }
 
 // ---- status: the first offending index of the dispatch, in row-major order ----

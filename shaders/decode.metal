@@ -17,7 +17,7 @@ static inline void values_decode_unit(const device uchar* codes, const device uc
     if (first >= a.dim || at.y >= a.rows) {
         return;
     }
-    const RowIndex row = split_row(a.row0 + at.y, a.n1, a.n2);
+    const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
     const float scale = load_float(scales, a.scale_type, row_offset(a.scales, row) + long(first / a.group) * a.scales.s3);
     const ulong unit = load_unit(codes, row_offset(a.codes, row) + long(at.x * BITS) * a.codes.s3, a.codes.s3, BITS);
     float v[8];
@@ -32,7 +32,7 @@ static inline void kv_decode_unit(const device uchar* k_codes, const device ucha
         return;
     }
     const uint first = at.x * 8u;
-    const RowIndex row = split_row(a.row0 + at.y, a.n1, a.n2);
+    const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
     float v[8];
     if (first < a.k_dim) {
         const uint g = first / a.k_group;
@@ -54,7 +54,7 @@ static inline void kv_decode_unit(const device uchar* k_codes, const device ucha
 }
 
 // The keys of one row, by `simds` SIMD-groups of which this is number `simd`: a lane an element.
-static inline void kv_keys_row(const device uchar* codes, const device uchar* scales, const device uchar* zeros, device uchar* out, constant KVDecodeArgs& a, RowIndex row, bool active, uint simd, uint simds, uint lane) {
+static inline void kv_keys_row(const device uchar* codes, const device uchar* scales, const device uchar* zeros, device uchar* out, constant KVDecodeArgs& a, uint3 row, bool active, uint simd, uint simds, uint lane) {
     const long code_in = row_offset(a.k_codes, row);
     const long scale_in = row_offset(a.k_scales, row);
     const long zero_in = row_offset(a.k_zeros, row);
@@ -93,9 +93,9 @@ static inline void kv_value_store(device uchar* out, const device uint* signs, c
 
 // v_dim = 32·E, one row a SIMD-group.
 template <uint BITS, uint E>
-static inline void kv_inverse_lanes(const device uchar* k_codes, const device uchar* k_scales, const device uchar* k_zeros, const device uchar* v_codes, const device uchar* v_scales, device uchar* k_out, device uchar* v_out, const device float* table, const device uint* signs, constant KVDecodeArgs& a, uint local, uint lane) {
-    const bool active = local < a.rows;
-    const RowIndex row = split_row(a.row0 + (active ? local : 0u), a.n1, a.n2);
+static inline void kv_inverse_lanes(const device uchar* k_codes, const device uchar* k_scales, const device uchar* k_zeros, const device uchar* v_codes, const device uchar* v_scales, device uchar* k_out, device uchar* v_out, const device float* table, const device uint* signs, constant KVDecodeArgs& a, uint nth, uint lane) {
+    const bool active = nth < a.rows;
+    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
     kv_keys_row(k_codes, k_scales, k_zeros, k_out, a, row, active, 0, 1, lane);
     const long code_in = row_offset(a.v_codes, row);
     const long scale_in = row_offset(a.v_scales, row);
@@ -119,9 +119,9 @@ template <uint BITS>
 static inline void kv_inverse_row(const device uchar* k_codes, const device uchar* k_scales, const device uchar* k_zeros, const device uchar* v_codes, const device uchar* v_scales, device uchar* k_out, device uchar* v_out, const device float* table, const device uint* signs, constant KVDecodeArgs& a, threadgroup float* memory, uint group, uint thread_index, uint threads, uint lane) {
     const uint in_group = thread_index / a.threads_per_row;
     const uint t = thread_index - in_group * a.threads_per_row;
-    const uint local = group * (threads / a.threads_per_row) + in_group;
-    const bool active = local < a.rows;
-    const RowIndex row = split_row(a.row0 + (active ? local : 0u), a.n1, a.n2);
+    const uint nth = group * (threads / a.threads_per_row) + in_group;
+    const bool active = nth < a.rows;
+    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
     const uint simd = t / 32u;
     const uint simds = a.threads_per_row / 32u;
     kv_keys_row(k_codes, k_scales, k_zeros, k_out, a, row, active, simd, simds, lane);

@@ -22,9 +22,9 @@ static inline void hadamard_store(device uchar* y, const device uint* signs, con
 
 // dim = 32·E, one row a SIMD-group.
 template <uint E>
-static inline void hadamard_lanes(const device uchar* x, device uchar* y, const device uint* signs, constant HadamardArgs& a, uint local, uint lane) {
-    const bool active = local < a.rows;
-    const RowIndex row = split_row(a.row0 + (active ? local : 0u), a.n1, a.n2);
+static inline void hadamard_lanes(const device uchar* x, device uchar* y, const device uint* signs, constant HadamardArgs& a, uint nth, uint lane) {
+    const bool active = nth < a.rows;
+    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
     const long in = row_offset(a.x, row);
     float v[E];
 #pragma clang loop unroll(full)
@@ -47,9 +47,9 @@ static inline void hadamard_lanes(const device uchar* x, device uchar* y, const 
 static inline void hadamard_row(const device uchar* x, device uchar* y, const device uint* signs, constant HadamardArgs& a, threadgroup float* memory, uint group, uint thread_index, uint threads, uint lane) {
     const uint in_group = thread_index / a.threads_per_row;
     const uint t = thread_index - in_group * a.threads_per_row;
-    const uint local = group * (threads / a.threads_per_row) + in_group;
-    const bool active = local < a.rows;
-    const RowIndex row = split_row(a.row0 + (active ? local : 0u), a.n1, a.n2);
+    const uint nth = group * (threads / a.threads_per_row) + in_group;
+    const bool active = nth < a.rows;
+    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
     threadgroup float* buf = memory + in_group * a.dim;
     const long in = row_offset(a.x, row);
     for (uint j = t; j < a.dim; j += a.threads_per_row) {

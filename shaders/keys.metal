@@ -7,9 +7,9 @@ static inline float key_max() {
 
 // One row a SIMD-group; a lane holds one element of a group of 32, two of 64.
 template <uint BITS, bool SIGNED>
-static inline void keys_encode_row(const device uchar* x, device uchar* codes, device uchar* scales, device uchar* zeros, device atomic_uint* status, constant KeysEncodeArgs& a, uint local, uint lane) {
-    const bool active = local < a.rows;
-    const RowIndex row = split_row(a.row0 + (active ? local : 0u), a.n1, a.n2);
+static inline void keys_encode_row(const device uchar* x, device uchar* codes, device uchar* scales, device uchar* zeros, device atomic_uint* status, constant KeysEncodeArgs& a, uint nth, uint lane) {
+    const bool active = nth < a.rows;
+    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
     const long in = row_offset(a.x, row);
     const long code_out = row_offset(a.codes, row);
     const long scale_out = row_offset(a.scales, row);
@@ -24,10 +24,10 @@ static inline void keys_encode_row(const device uchar* x, device uchar* codes, d
         float v0 = load_float(x, a.x_type, in + long(j) * a.x.s3);
         float v1 = pair ? load_float(x, a.x_type, in + long(j + 32u) * a.x.s3) : v0;
         if (active && !is_finite(v0)) {
-            report(status, STATUS_NON_FINITE, local * a.dim + j);
+            report(status, STATUS_NON_FINITE, nth * a.dim + j);
         }
         if (active && pair && !is_finite(v1)) {
-            report(status, STATUS_NON_FINITE, local * a.dim + j + 32u);
+            report(status, STATUS_NON_FINITE, nth * a.dim + j + 32u);
         }
         v0 = canon(v0);
         v1 = canon(v1);
@@ -59,7 +59,7 @@ static inline void keys_encode_row(const device uchar* x, device uchar* codes, d
             store_float(scales, a.scale_type, scale_out + long(g) * a.scales.s3, scale_stored);
             store_float(zeros, a.scale_type, zero_out + long(g) * a.zeros.s3, zero_stored);
             if (!is_finite(stored(scale_stored, a.scale_type))) {
-                report(status, STATUS_SCALE_OVERFLOW, local * (a.dim / a.group) + g);
+                report(status, STATUS_SCALE_OVERFLOW, nth * (a.dim / a.group) + g);
             }
         }
 
@@ -90,7 +90,7 @@ static inline void keys_decode_unit(const device uchar* codes, const device ucha
     if (first >= a.dim || at.y >= a.rows) {
         return;
     }
-    const RowIndex row = split_row(a.row0 + at.y, a.n1, a.n2);
+    const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
     const uint g = first / a.group;
     const float scale = load_float(scales, a.scale_type, row_offset(a.scales, row) + long(g) * a.scales.s3);
     const float zero = load_float(zeros, a.scale_type, row_offset(a.zeros, row) + long(g) * a.zeros.s3);

@@ -6,7 +6,7 @@ static inline void pack_unit(const device uchar* codes, device uchar* packed, co
     if (first >= a.dim || at.y >= a.rows) {
         return;
     }
-    const RowIndex row = split_row(a.row0 + at.y, a.n1, a.n2);
+    const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
     const uint count = min(8u, a.dim - first);
     const long in = row_offset(a.codes, row) + long(first) * a.codes.s3;
     ulong unit = 0;
@@ -27,7 +27,7 @@ static inline void unpack_unit(const device uchar* packed, device uchar* codes, 
     if (first >= a.dim || at.y >= a.rows) {
         return;
     }
-    const RowIndex row = split_row(a.row0 + at.y, a.n1, a.n2);
+    const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
     const uint count = min(8u, a.dim - first);
     const uint bytes = (count * BITS + 7u) / 8u;
     const long in = row_offset(a.packed, row) + long(at.x * BITS) * a.packed.s3;

@@ -38,16 +38,16 @@ static inline float code_value(uint state, uint code, const device float* table)
 
 // ---- row scales: one row a SIMD-group ----
 
-static inline void trellis_scales_row(const device uchar* w, device ushort* scales, device atomic_uint* status, constant TrellisScalesArgs& a, uint local, uint lane) {
-    const bool active = local < a.rows;
-    const uint row = a.row0 + (active ? local : 0u);
+static inline void trellis_scales_row(const device uchar* w, device ushort* scales, device atomic_uint* status, constant TrellisScalesArgs& a, uint nth, uint lane) {
+    const bool active = nth < a.rows;
+    const uint row = a.row0 + (active ? nth : 0u);
     const long in = a.w.base + long(row) * a.w.s2;
     float sum = 0.0f;
     uint any = 0;
     for (uint c = lane; c < a.cols; c += 32) {
         const float v = load_float(w, a.w_type, in + long(c) * a.w.s3);
         if (active && !is_finite(v)) {
-            report(status, STATUS_NON_FINITE, local * a.cols + c);
+            report(status, STATUS_NON_FINITE, nth * a.cols + c);
         }
         const float x = canon(v);
         const float square = x * x;
@@ -68,15 +68,15 @@ static inline void trellis_scales_row(const device uchar* w, device ushort* scal
     if (active && lane == 0) {
         scales[a.scales.base + long(row) * a.scales.s2] = scale;
         if (!is_finite(from_f16(scale))) {
-            report(status, STATUS_SCALE_OVERFLOW, local);
+            report(status, STATUS_SCALE_OVERFLOW, nth);
         }
     }
 }
 
 // The refitted scale of a row from the states found with the scale already stored.
-static inline void trellis_refit_row(const device uchar* w, const device uint* states, const device float* table, device ushort* scales, constant TrellisScalesArgs& a, uint local, uint lane) {
-    const bool active = local < a.rows;
-    const uint row = a.row0 + (active ? local : 0u);
+static inline void trellis_refit_row(const device uchar* w, const device uint* states, const device float* table, device ushort* scales, constant TrellisScalesArgs& a, uint nth, uint lane) {
+    const bool active = nth < a.rows;
+    const uint row = a.row0 + (active ? nth : 0u);
     const long in = a.w.base + long(row) * a.w.s2;
     const long state_in = a.states.base + long(row) * a.states.s2;
     float numerator = 0.0f;
@@ -291,18 +291,16 @@ struct TrellisSlot {
     device uchar* back;
 };
 
-static inline TrellisSlot trellis_slot(device uchar* scratch, constant TrellisEncodeArgs& a, uint group, uint device_metrics) {
+static inline void trellis_slot(device uchar* scratch, constant TrellisEncodeArgs& a, uint group, uint device_metrics, thread TrellisSlot& s) {
     device uchar* p = scratch + ulong(group) * a.slot_bytes;
-    TrellisSlot s;
     s.samples = (device float*)p;
     s.states = (device uint*)(p + a.block * 4u);
     s.metrics = (device float*)(p + a.block * 8u);
     s.back = p + a.block * 8u + device_metrics * 4u;
-    return s;
 }
 
 // Doubled canonical samples of one block: 2·(canon(w) / scale). Ends with a barrier.
-static inline void trellis_load(const device uchar* w, const device ushort* scales, TrellisSlot s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
+static inline void trellis_load(const device uchar* w, const device ushort* scales, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
     const uint row = block / a.row_blocks;
     const uint column = (block - row * a.row_blocks) * a.block;
     float divisor = 1.0f;
@@ -320,7 +318,7 @@ static inline void trellis_load(const device uchar* w, const device ushort* scal
 }
 
 // Writes the packed words (symbol t at bit (T−1−t)·k) and, if asked, the states.
-static inline void trellis_write(device uint* codes, device uint* states, TrellisSlot s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
+static inline void trellis_write(device uint* codes, device uint* states, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
     const uint row = block / a.row_blocks;
     const uint in_row = block - row * a.row_blocks;
     const uint words = a.block * a.bits / 32u;
@@ -355,27 +353,31 @@ struct TrellisPass {
     uint overlap;
 };
 
-static inline TrellisPass trellis_pass(device uint* states, constant TrellisEncodeArgs& a, uint pass) {
-    TrellisPass r = {0, 0, false, 0};
+static inline void trellis_pass(const device uint* states, constant TrellisEncodeArgs& a, uint pass, thread TrellisPass& p) {
+    p.first = 0;
+    p.to = 0;
+    p.pinned = false;
+    p.overlap = 0;
     if (a.tail_biting != 0 && pass == 0) {
-        r.first = a.block / 2u;
-        r.to = a.block - r.first;
+        p.first = a.block / 2u;
+        p.to = a.block - p.first;
     } else if (a.tail_biting != 0) {
-        r.pinned = true;
-        r.overlap = states[a.block - a.block / 2u] >> a.bits;
+        p.pinned = true;
+        p.overlap = states[a.block - a.block / 2u] >> a.bits;
     }
-    return r;
 }
 
 // L ≤ 12 with threads = 2^L / (Q·I) exactly.
 template <uint K, uint Q, uint I>
 static inline void trellis_encode_block(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device uint* states, device uchar* scratch, constant TrellisEncodeArgs& a, threadgroup float* metrics, uint group, uint groups, uint thread_index, uint threads, uint lane) {
-    const TrellisSlot s = trellis_slot(scratch, a, group, 0);
+    TrellisSlot s;
+    trellis_slot(scratch, a, group, 0, s);
     for (uint b = group; b < a.blocks; b += groups) {
         const uint block = a.block0 + b;
         trellis_load(w, scales, s, a, block, thread_index, threads);
         for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
-            const TrellisPass p = trellis_pass(s.states, a, pass);
+            TrellisPass p;
+            trellis_pass(s.states, a, pass, p);
             const uint last = trellis_forward<K, Q, I>(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, metrics, thread_index, threads, lane);
             threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
             if (thread_index == 0) {
@@ -392,12 +394,14 @@ static inline void trellis_encode_block(const device uchar* w, const device usho
 template <bool DEVICE>
 static inline void trellis_encode_general(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device uint* states, device uchar* scratch, constant TrellisEncodeArgs& a, threadgroup float* memory, uint group, uint groups, uint thread_index, uint threads, uint lane) {
     const uint count = 1u << a.state_bits;
-    const TrellisSlot s = trellis_slot(scratch, a, group, DEVICE ? 2u * count : 0u);
+    TrellisSlot s;
+    trellis_slot(scratch, a, group, DEVICE ? 2u * count : 0u, s);
     for (uint b = group; b < a.blocks; b += groups) {
         const uint block = a.block0 + b;
         trellis_load(w, scales, s, a, block, thread_index, threads);
         for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
-            const TrellisPass p = trellis_pass(s.states, a, pass);
+            TrellisPass p;
+            trellis_pass(s.states, a, pass, p);
             uint last;
             if (DEVICE) {
                 last = trellis_forward_any(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, s.metrics, s.metrics + count, (threadgroup uint*)memory, thread_index, threads, lane);
@@ -500,9 +504,9 @@ static inline void trellis_expand_tile(const device uint* codes, const device us
     const uint line = index / span;
     const uint band = line / a.row_tile;
     const uint tile = band / groups;
-    const uint local = tile * a.row_tile + (line - band * a.row_tile);
+    const uint nth = tile * a.row_tile + (line - band * a.row_tile);
     const uint column = (band - tile * groups) * 2u * a.block + (index - line * span) * 4u;
-    if (local < a.rows) {
-        trellis_expand_four<K>(codes, scales, table, out, a, a.row0 + local, column);
+    if (nth < a.rows) {
+        trellis_expand_four<K>(codes, scales, table, out, a, a.row0 + nth, column);
     }
 }

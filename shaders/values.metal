@@ -11,19 +11,15 @@ constant float two_64 = 18446744073709551616.0f;
 constant float two_minus_64 = 5.421010862427522e-20f;
 constant float two_minus_40 = 9.094947017729282e-13f;
 
-// Two registers of a SIMD-group: two groups of 32, or the halves of one of 64 (joined).
-struct Pair {
-    float a, b;
-};
+// Below, two numbers (x, y) are two registers of a SIMD-group: a lane's elements of two groups
+// of 32, or of the halves of one group of 64 (joined).
 
-static inline Pair pair_tree(Pair q, bool joined) {
+static inline float2 pair_tree(float2 q, bool joined) {
     if (joined) {
-        q.a = q.a + q.b;
-        q.b = q.a;
+        const float sum = q.x + q.y;
+        q = float2(sum, sum);
     }
-    q.a = tree_sum(q.a);
-    q.b = tree_sum(q.b);
-    return q;
+    return float2(tree_sum(q.x), tree_sum(q.y));
 }
 
 // t·t where t is 2^64 times the number meant, rounded as the small product would be.
@@ -80,71 +76,63 @@ static inline float squared_error(float centroid, float scale, float y, bool tin
 }
 
 struct EncodedPair {
-    Pair scale;
-    uint code_a, code_b;
+    float2 scale;
+    uint2 code;
 };
 
 template <uint BITS>
-static inline EncodedPair values_encode_pair(float ya, float yb, const device float* table, constant ValuesEncodeArgs& a) {
+static inline void values_encode_pair(float2 y, const device float* table, constant ValuesEncodeArgs& a, thread EncodedPair& r) {
     const bool joined = a.group == 64;
     const float inverse_group = joined ? 0.015625f : 0.03125f;
-    Pair q = {ya * ya, yb * yb};
-    q = pair_tree(q, joined);
-    const bool tiny_a = q.a < two_minus_40;
-    const bool tiny_b = q.b < two_minus_40;
-    Pair rms = {root(q.a, inverse_group), root(q.b, inverse_group)};
-    if (tiny_a || tiny_b) {
-        const float ta = ya * two_64;
-        const float tb = yb * two_64;
-        Pair t = {square_tiny(ta), square_tiny(tb)};
-        t = pair_tree(t, joined);
-        rms.a = tiny_a ? root_tiny(t.a, inverse_group) : rms.a;
-        rms.b = tiny_b ? root_tiny(t.b, inverse_group) : rms.b;
+    const float2 sum = pair_tree(float2(y.x * y.x, y.y * y.y), joined);
+    const bool tiny_x = sum.x < two_minus_40;
+    const bool tiny_y = sum.y < two_minus_40;
+    float2 rms = float2(root(sum.x, inverse_group), root(sum.y, inverse_group));
+    if (tiny_x || tiny_y) {
+        const float tx = y.x * two_64;
+        const float ty = y.y * two_64;
+        const float2 t = pair_tree(float2(square_tiny(tx), square_tiny(ty)), joined);
+        rms.x = tiny_x ? root_tiny(t.x, inverse_group) : rms.x;
+        rms.y = tiny_y ? root_tiny(t.y, inverse_group) : rms.y;
     }
 
-    EncodedPair r;
     if (a.search == 0) {
+        const float sx = rms.x + 1e-8f;
+        const float sy = rms.y + 1e-8f;
         r.scale = rms;
-        const float sa = rms.a + 1e-8f;
-        const float sb = rms.b + 1e-8f;
-        r.code_a = level_index<BITS>(table, normalise(ya, sa));
-        r.code_b = level_index<BITS>(table, normalise(yb, sb));
-        return r;
+        r.code = uint2(level_index<BITS>(table, normalise(y.x, sx)), level_index<BITS>(table, normalise(y.y, sy)));
+        return;
     }
 
-    bool found_a = false;
-    bool found_b = false;
-    Pair best = {0.0f, 0.0f};
-    r.scale.a = stored(rms.a, a.scale_type);
-    r.scale.b = stored(rms.b, a.scale_type);
-    r.code_a = 0;
-    r.code_b = 0;
+    bool found_x = false;
+    bool found_y = false;
+    float2 best = float2(0.0f, 0.0f);
+    r.scale = float2(stored(rms.x, a.scale_type), stored(rms.y, a.scale_type));
+    r.code = uint2(0, 0);
     for (uint c = 0; c < 9; c++) {
         const float factor = search_factors[c];
-        const float wanted_a = rms.a * factor;
-        const float wanted_b = rms.b * factor;
-        const float sa = stored(wanted_a, a.scale_type);
-        const float sb = stored(wanted_b, a.scale_type);
-        const float se_a = sa + 1e-8f;
-        const float se_b = sb + 1e-8f;
-        const uint ia = level_index<BITS>(table, normalise(ya, se_a));
-        const uint ib = level_index<BITS>(table, normalise(yb, se_b));
-        Pair e = {squared_error(table[ia], sa, ya, tiny_a), squared_error(table[ib], sb, yb, tiny_b)};
-        e = pair_tree(e, joined);
-        if (is_finite(sa) && (!found_a || e.a < best.a)) {
-            found_a = true;
-            best.a = e.a;
-            r.scale.a = sa;
-            r.code_a = ia;
+        const float sx = stored(rms.x * factor, a.scale_type);
+        const float sy = stored(rms.y * factor, a.scale_type);
+        const float se_x = sx + 1e-8f;
+        const float se_y = sy + 1e-8f;
+        const uint ix = level_index<BITS>(table, normalise(y.x, se_x));
+        const uint iy = level_index<BITS>(table, normalise(y.y, se_y));
+        const float ex = squared_error(table[ix], sx, y.x, tiny_x);
+        const float ey = squared_error(table[iy], sy, y.y, tiny_y);
+        const float2 e = pair_tree(float2(ex, ey), joined);
+        if (is_finite(sx) && (!found_x || e.x < best.x)) {
+            found_x = true;
+            best.x = e.x;
+            r.scale.x = sx;
+            r.code.x = ix;
         }
-        if (is_finite(sb) && (!found_b || e.b < best.b)) {
-            found_b = true;
-            best.b = e.b;
-            r.scale.b = sb;
-            r.code_b = ib;
+        if (is_finite(sy) && (!found_y || e.y < best.y)) {
+            found_y = true;
+            best.y = e.y;
+            r.scale.y = sy;
+            r.code.y = iy;
         }
     }
-    return r;
 }
 
 static inline void values_store_codes(device uchar* codes, constant ValuesEncodeArgs& a, long out, uint bits, uint first, uint code, bool active, uint lane) {
@@ -156,46 +144,47 @@ static inline void values_store_codes(device uchar* codes, constant ValuesEncode
     }
 }
 
-// first is the row's element that lane 0 holds in register a; without a register b,
-// yb repeats ya and goes nowhere.
+// first is the row's element that lane 0 holds in y.x; without a second register y.y repeats
+// y.x and goes nowhere.
 template <uint BITS>
-static inline void values_encode_registers(float ya, float yb, bool has_b, uint first, device uchar* codes, device uchar* scales, device atomic_uint* status, const device float* table, constant ValuesEncodeArgs& a, RowIndex row, uint local, bool active, uint lane) {
-    const EncodedPair r = values_encode_pair<BITS>(ya, yb, table, a);
+static inline void values_encode_registers(float2 y, bool two, uint first, device uchar* codes, device uchar* scales, device atomic_uint* status, const device float* table, constant ValuesEncodeArgs& a, uint3 row, uint nth, bool active, uint lane) {
+    EncodedPair r;
+    values_encode_pair<BITS>(y, table, a, r);
     const long out = row_offset(a.codes, row);
-    values_store_codes(codes, a, out, BITS, first, r.code_a, active, lane);
-    if (has_b) {
-        values_store_codes(codes, a, out, BITS, first + 32u, r.code_b, active, lane);
+    values_store_codes(codes, a, out, BITS, first, r.code.x, active, lane);
+    if (two) {
+        values_store_codes(codes, a, out, BITS, first + 32u, r.code.y, active, lane);
     }
     const uint group = first / a.group;
-    const uint count = has_b && a.group == 32 ? 2u : 1u;
+    const uint count = two && a.group == 32 ? 2u : 1u;
     if (active && lane < count) {
-        const float scale = lane == 0 ? r.scale.a : r.scale.b;
+        const float scale = lane == 0 ? r.scale.x : r.scale.y;
         const uint g = group + lane;
         store_float(scales, a.scale_type, row_offset(a.scales, row) + long(g) * a.scales.s3, scale);
         if (!is_finite(stored(scale, a.scale_type))) {
-            report(status, STATUS_SCALE_OVERFLOW, local * (a.dim / a.group) + g);
+            report(status, STATUS_SCALE_OVERFLOW, nth * (a.dim / a.group) + g);
         }
     }
 }
 
-static inline float values_load(const device uchar* x, device atomic_uint* status, const device uint* signs, constant ValuesEncodeArgs& a, long in, uint j, uint local, bool active) {
+static inline float values_load(const device uchar* x, device atomic_uint* status, const device uint* signs, constant ValuesEncodeArgs& a, long in, uint j, uint nth, bool active) {
     const float v = load_float(x, a.x_type, in + long(j) * a.x.s3);
     if (active && !is_finite(v)) {
-        report(status, STATUS_NON_FINITE, local * a.dim + j);
+        report(status, STATUS_NON_FINITE, nth * a.dim + j);
     }
     return negate_if(canon(v), sign_bit(signs, j));
 }
 
 // dim = 32·E, one row a SIMD-group, everything in registers.
 template <uint BITS, uint E>
-static inline void values_encode_lanes(const device uchar* x, device uchar* codes, device uchar* scales, device atomic_uint* status, const device float* table, const device uint* signs, constant ValuesEncodeArgs& a, uint local, uint lane) {
-    const bool active = local < a.rows;
-    const RowIndex row = split_row(a.row0 + (active ? local : 0u), a.n1, a.n2);
+static inline void values_encode_lanes(const device uchar* x, device uchar* codes, device uchar* scales, device atomic_uint* status, const device float* table, const device uint* signs, constant ValuesEncodeArgs& a, uint nth, uint lane) {
+    const bool active = nth < a.rows;
+    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
     const long in = row_offset(a.x, row);
     float y[E];
 #pragma clang loop unroll(full)
     for (uint e = 0; e < E; e++) {
-        y[e] = values_load(x, status, signs, a, in, e * 32u + lane, local, active);
+        y[e] = values_load(x, status, signs, a, in, e * 32u + lane, nth, active);
     }
     transform_lanes<E>(y, lane);
 #pragma clang loop unroll(full)
@@ -204,8 +193,7 @@ static inline void values_encode_lanes(const device uchar* x, device uchar* code
     }
 #pragma clang loop unroll(full)
     for (uint e = 0; e < E; e += 2) {
-        const float yb = y[(e + 1) % E];
-        values_encode_registers<BITS>(y[e], yb, E > 1, e * 32u, codes, scales, status, table, a, row, local, active, lane);
+        values_encode_registers<BITS>(float2(y[e], y[(e + 1) % E]), E > 1, e * 32u, codes, scales, status, table, a, row, nth, active, lane);
     }
 }
 
@@ -214,19 +202,19 @@ template <uint BITS>
 static inline void values_encode_row(const device uchar* x, device uchar* codes, device uchar* scales, device atomic_uint* status, const device float* table, const device uint* signs, constant ValuesEncodeArgs& a, threadgroup float* memory, uint group, uint thread_index, uint threads, uint lane) {
     const uint in_group = thread_index / a.threads_per_row;
     const uint t = thread_index - in_group * a.threads_per_row;
-    const uint local = group * (threads / a.threads_per_row) + in_group;
-    const bool active = local < a.rows;
-    const RowIndex row = split_row(a.row0 + (active ? local : 0u), a.n1, a.n2);
+    const uint nth = group * (threads / a.threads_per_row) + in_group;
+    const bool active = nth < a.rows;
+    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
     threadgroup float* buf = memory + in_group * a.dim;
     const long in = row_offset(a.x, row);
     for (uint j = t; j < a.dim; j += a.threads_per_row) {
-        buf[j] = values_load(x, status, signs, a, in, j, local, active);
+        buf[j] = values_load(x, status, signs, a, in, j, nth, active);
     }
     transform_row(buf, a.dim, a.factor, t, a.threads_per_row);
     for (uint first = (t / 32u) * 64u; first < a.dim; first += a.threads_per_row * 2u) {
-        const bool has_b = first + 32u < a.dim;
+        const bool two = first + 32u < a.dim;
         const float ya = buf[first + lane] * a.norm;
-        const float yb = buf[first + (has_b ? 32u : 0u) + lane] * a.norm;
-        values_encode_registers<BITS>(ya, yb, has_b, first, codes, scales, status, table, a, row, local, active, lane);
+        const float yb = buf[first + (two ? 32u : 0u) + lane] * a.norm;
+        values_encode_registers<BITS>(float2(ya, yb), two, first, codes, scales, status, table, a, row, nth, active, lane);
     }
 }
