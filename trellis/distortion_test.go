@@ -1,7 +1,7 @@
 package trellis
 
 import (
-	"fmt"
+	"errors"
 	"math"
 	"os"
 	"runtime"
@@ -9,9 +9,10 @@ import (
 )
 
 // distortionRows gives, for N(0, 1) weights, the figure that 4096 blocks (256
-// at L = 16) must not exceed, from the QTIP paper's Tables 1 and 2 and
-// measurements with independent programs, and the standard deviation of the
-// squared error a weight from row to row of 4096 weights, as measured here.
+// at L = 16) must not exceed: near the QTIP paper's Tables 1 and 2, and above
+// what independent programs measured. rowSD is the standard deviation of the
+// squared error a weight among rows of 4096 weights, as TestDistortionTable
+// prints it.
 var distortionRows = []struct {
 	k, L  int
 	code  Code
@@ -19,16 +20,16 @@ var distortionRows = []struct {
 	limit float64
 	rowSD float64
 }{
-	{1, 12, OneMAD, RMS, 0.286, 0},
-	{2, 12, OneMAD, RMS, 0.0750, 0},
-	{3, 12, OneMAD, RMS, 0.0199, 0},
-	{4, 12, OneMAD, RMS, 0.0056, 0},
-	{1, 12, OneMAD, Refit, 0.280, 0},
-	{2, 12, OneMAD, Refit, 0.0746, 0},
-	{3, 12, OneMAD, Refit, 0.0193, 0},
-	{4, 12, OneMAD, Refit, 0.0051, 0},
-	{2, 16, OneMAD, RMS, 0.0700, 0},
-	{2, 16, ThreeInst, RMS, 0.0690, 0},
+	{1, 12, OneMAD, RMS, 0.286, 0.0065},
+	{2, 12, OneMAD, RMS, 0.0750, 0.0019},
+	{3, 12, OneMAD, RMS, 0.0199, 0.0006},
+	{4, 12, OneMAD, RMS, 0.0056, 0.0004},
+	{1, 12, OneMAD, Refit, 0.280, 0.0063},
+	{2, 12, OneMAD, Refit, 0.0746, 0.0019},
+	{3, 12, OneMAD, Refit, 0.0193, 0.0006},
+	{4, 12, OneMAD, Refit, 0.0051, 0.0004},
+	{2, 16, OneMAD, RMS, 0.0700, 0.0019},
+	{2, 16, ThreeInst, RMS, 0.0690, 0.0019},
 }
 
 // TestDistortionTable measures the whole table. It takes minutes, so it runs
@@ -47,13 +48,63 @@ func TestDistortionTable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rows := float64(blocks / RowBlocks)
-		t.Logf("k = %d, L = %d, %v, %v: mse %.5f ± %.5f (row sd %.6f) over %d blocks; at most %.4f",
-			c.k, c.L, c.code, c.scale, d.MSE, d.StdErr, d.StdErr*math.Sqrt(rows), blocks, c.limit)
-		fmt.Printf("k = %d, L = %d, %v, %v: mse %.5f ± %.5f (row sd %.6f) over %d blocks; at most %.4f\n",
-			c.k, c.L, c.code, c.scale, d.MSE, d.StdErr, d.StdErr*math.Sqrt(rows), blocks, c.limit)
+		t.Logf("k = %d, L = %d, %v, %v: mse %.5f ± %.5f over %d blocks (row sd %.6f), limit %.4f",
+			c.k, c.L, c.code, c.scale, d.MSE, d.StdErr, blocks, d.StdErr*math.Sqrt(float64(blocks/RowBlocks)), c.limit)
 		if !(d.MSE <= c.limit) {
 			t.Errorf("mse %.5f, want at most %.4f", d.MSE, c.limit)
 		}
+	}
+}
+
+// A small sample of the table stays within three standard errors above its
+// limits, and on the same weights a refitted scale beats the other.
+func TestDistortionSample(t *testing.T) {
+	const blocks = 2 * RowBlocks
+	rms := map[int]float64{}
+	for _, c := range distortionRows {
+		if c.L != 12 {
+			continue
+		}
+		p := Params{L: c.L, K: c.k, T: 256, Code: c.code, Scale: c.scale}
+		d, err := MeasureDistortion(p, blocks, 2, runtime.GOMAXPROCS(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		se := c.rowSD / math.Sqrt(blocks/RowBlocks)
+		t.Logf("k = %d, %v: mse %.5f, standard error %.5f, limit %.4f", c.k, c.scale, d.MSE, se, c.limit)
+		if !(d.MSE <= c.limit+3*se) || d.MSE < math.Exp2(-2*float64(c.k)) {
+			t.Errorf("mse %.5f, want between the bound 2^(−2k) and %.5f", d.MSE, c.limit+3*se)
+		}
+		if c.scale == RMS {
+			rms[c.k] = d.MSE
+		} else if !(d.MSE < rms[c.k]) {
+			t.Errorf("k = %d: refit %.6f, rms %.6f", c.k, d.MSE, rms[c.k])
+		}
+	}
+}
+
+// The result does not depend on the number of workers.
+func TestMeasureDistortion(t *testing.T) {
+	p := Params{L: 6, K: 2, T: 64}
+	want, err := MeasureDistortion(p, 5*RowBlocks, 3, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, workers := range []int{2, 5, 9} {
+		if got, err := MeasureDistortion(p, 5*RowBlocks, 3, workers); err != nil || got != want {
+			t.Errorf("%d workers: %+v, %v; want %+v", workers, got, err, want)
+		}
+	}
+	for _, c := range [][2]int{{0, 1}, {-16, 1}, {15, 1}, {17, 1}, {16, 0}} {
+		if _, err := MeasureDistortion(p, c[0], 3, c[1]); !errors.Is(err, ErrParams) {
+			t.Errorf("%v: %v", c, err)
+		}
+	}
+	if _, err := MeasureDistortion(Params{}, 16, 3, 1); !errors.Is(err, ErrParams) {
+		t.Errorf("zero Params: %v", err)
+	}
+	p.FreeEnds = true
+	if _, err := MeasureDistortion(p, 16, 3, 1); !errors.Is(err, ErrParams) {
+		t.Errorf("free ends: %v", err)
 	}
 }

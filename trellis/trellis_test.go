@@ -261,29 +261,43 @@ func TestPackStatesRefuses(t *testing.T) {
 	}
 }
 
-// The order of a row's sum of squares is part of the format: these 64 weights
-// have another sum, and another scale, in any other order that was tried.
+// The order of a row's sums is part of the format: lanes first, then halves
+// onto halves, here by hand.
 func TestRowSumOrder(t *testing.T) {
 	e := mustEncoder(t, Params{L: 12, K: 1, T: 32})
-	w := make([]float32, 96)
-	for i := range w {
-		w[i] = float32(math.Ldexp(float64(i%7+1), -(i%32)/3))
-	}
-	// By hand: lanes first, then halves onto halves.
-	var lanes [32]float64
+	r := rand.New(rand.NewPCG(7, 7))
 	round := func(x float64) float64 { return float64(float32(x)) }
-	for i, v := range w {
-		lanes[i%32] = round(lanes[i%32] + round(float64(v)*float64(v)))
-	}
-	for n := 16; n > 0; n /= 2 {
-		for i := range n {
-			lanes[i] = round(lanes[i] + lanes[i+n])
+	moved := 0
+	for n := range 400 {
+		w := make([]float32, n+1)
+		var lanes [32]float64
+		var sum laneSum
+		var plain float32
+		for i := range w {
+			w[i] = float32(r.Int32()) * 0x1p-31
+			square := round(float64(w[i]) * float64(w[i]))
+			lanes[i%32] = round(lanes[i%32] + square)
+			sum.add(i, float32(square))
+			plain += float32(square)
+		}
+		for n := 16; n > 0; n /= 2 {
+			for i := range n {
+				lanes[i] = round(lanes[i] + lanes[i+n])
+			}
+		}
+		if got := sum.total(); float64(got) != lanes[0] {
+			t.Fatalf("sum of %d: %x, want %x", len(w), got, lanes[0])
+		}
+		if float64(plain) != lanes[0] {
+			moved++
+		}
+		want := pack.ToF16(float32(round(math.Sqrt(round(lanes[0]/float64(len(w)))))) * e.invRMS)
+		if got, div, err := e.RowScale(w); err != nil || got != want || div != pack.FromF16(want) {
+			t.Fatalf("RowScale = %#x, %v, %v; want %#x", got, div, err, want)
 		}
 	}
-	rms := round(math.Sqrt(round(lanes[0] / 96)))
-	want := pack.ToF16(float32(rms) * e.invRMS)
-	if got, div, err := e.RowScale(w); err != nil || got != want || div != pack.FromF16(want) {
-		t.Errorf("RowScale = %#x, %v, %v; want %#x", got, div, err, want)
+	if moved < 100 {
+		t.Errorf("the plain order changed %d sums: too few to tell the orders apart", moved)
 	}
 }
 
@@ -401,6 +415,9 @@ func TestRefit(t *testing.T) {
 		if got, err := RefitScale(0x3c00, []float32{c.w}, []float32{c.f}); err != nil || got != 0x3c00 {
 			t.Errorf("w = %v, f = %v: %#x, %v", c.w, c.f, got, err)
 		}
+	}
+	if got, err := RefitScale(0, []float32{1}, []float32{1}); err != nil || got != 0 {
+		t.Errorf("first scale 0: %#x, %v", got, err)
 	}
 }
 
