@@ -100,7 +100,8 @@ func moments(a, b float64) (p, m1, m2 float64) {
 }
 
 const (
-	maxIterations = 50
+	// Five steps suffice at every number of levels up to MaxLevels.
+	maxIterations = 10
 	// Newton's error after a step is of the order of the step's square.
 	lastStep = 1e-7
 )
@@ -110,8 +111,8 @@ const (
 // With boundaries midway between centroids, the optimum is where every centroid
 // is the mean g(a, b) of its interval. Lloyd's iteration c ← g approaches it
 // ever more slowly as levels are added; Newton's method on c − g = 0, whose
-// Jacobian is tridiagonal, takes a handful of steps. The density is log-concave,
-// so there is one solution (Fleischer 1964).
+// Jacobian is tridiagonal, takes a handful of full steps from start. The density
+// is log-concave, so there is one solution (Fleischer 1964).
 func solveHalf(levels int) ([]float64, error) {
 	n := levels / 2
 	if n == 0 {
@@ -156,31 +157,14 @@ func solveHalf(levels int) ([]float64, error) {
 		if err := mat.NewTridiag(n, lower, diag, upper).SolveVecTo(&step, false, residual); err != nil {
 			return nil, fmt.Errorf("fit: %d levels: %w", levels, err)
 		}
-		// Shorten a step that would cross centroids over.
-		scale := 1.0
-		for !ascending(c, &step, scale) {
-			scale /= 2
-		}
 		for i := range c {
-			c[i] -= scale * step.AtVec(i)
+			c[i] -= step.AtVec(i)
 		}
-		if scale == 1 && mat.Norm(&step, math.Inf(1)) < lastStep {
+		if mat.Norm(&step, math.Inf(1)) < lastStep {
 			return c, nil
 		}
 	}
 	return nil, fmt.Errorf("fit: %d levels: no convergence in %d iterations", levels, maxIterations)
-}
-
-func ascending(c []float64, step mat.Vector, scale float64) bool {
-	last := 0.0
-	for i, v := range c {
-		v -= scale * step.AtVec(i)
-		if v <= last {
-			return false
-		}
-		last = v
-	}
-	return true
 }
 
 // start returns the positive centroids for the asymptotically best density of

@@ -202,6 +202,25 @@ func TestErrorFallsWithBits(t *testing.T) {
 	}
 }
 
+// Every number of levels is fitted, and each has less error than the one before.
+func TestEveryCount(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a thousand fits")
+	}
+	last := 2.0
+	for levels := 1; levels <= MaxLevels; levels++ {
+		q := fitted(t, levels)
+		if !sort.Float64sAreSorted(q.Centroids) {
+			t.Errorf("%d levels: centroids do not ascend", levels)
+		}
+		mse := q.MSE()
+		if mse >= last {
+			t.Errorf("%d levels: MSE %v after %v", levels, mse, last)
+		}
+		last = mse
+	}
+}
+
 // No small change of a level or a boundary makes the error less.
 func TestLocalMinimum(t *testing.T) {
 	for _, levels := range []int{4, 8, 16, 32} {
