@@ -167,6 +167,11 @@ func TestRun(t *testing.T) {
 	if got := string(y.Bytes()); got != "ghijklmn" {
 		t.Errorf("got %q", got)
 	}
+	wide := dispatch(add, 1, at)
+	wide.Groups, wide.GroupSize = [3]int{1, 2, 1}, [3]int{2, 1, 2}
+	if _, err := d.Run(wide); err != nil || r.Grid != "{1 2 1} {2 1 2}" {
+		t.Error(r.Grid, err)
+	}
 	none := dispatch(add, 1, at)
 	none.Groups[1] = 0
 	for _, list := range [][]gpu.Dispatch{{}, {none}} {

@@ -41,6 +41,7 @@ type Runtime struct {
 	Commit          *Fault // how command buffers end
 
 	Options string           // how the last library was compiled
+	Grid    string           // of the last dispatch
 	Sent    map[mtl.Msg]bool // what came
 
 	mu      sync.Mutex
@@ -375,6 +376,7 @@ func (r *Runtime) VoidSizeSize(id mtl.ID, m mtl.Msg, a, b mtl.Size) {
 	if m.Message().Selector != "dispatchThreadgroups:threadsPerThreadgroup:" || threads == 0 || o.pipeline == 0 || o.ended {
 		panic(unknown(m))
 	}
+	r.Grid = fmt.Sprint(a, b)
 	kernel := r.Kernels[r.get(o.pipeline).text]
 	var buffers [][]byte
 	for i := 0; o.buffers[i] != 0 && (o.args == nil || i != o.argsAt); i++ {
