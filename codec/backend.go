@@ -1,5 +1,7 @@
 package codec
 
+import "github.com/turbotrellis/turbotrellis/trellis"
+
 // Backend is one implementation of every codec. A Backend is safe for
 // concurrent use.
 type Backend interface {
@@ -9,6 +11,8 @@ type Backend interface {
 	// KV returns the KV cache codec with parameters p. It returns ErrParams if
 	// p is invalid, and ErrUnsupported if this backend does not serve it.
 	KV(p KVParams) (KV, error)
+	// Trellis returns the weight codec with parameters p, with the same errors.
+	Trellis(p trellis.Params) (Trellis, error)
 	// Close releases what the backend holds. Where that is more than memory,
 	// the backend and the codecs obtained from it return ErrClosed afterwards.
 	Close() error

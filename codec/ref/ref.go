@@ -6,7 +6,10 @@
 // gives the same bits.
 package ref
 
-import "github.com/turbotrellis/turbotrellis/codec"
+import (
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
 
 // Backend is the reference backend. The zero Backend is ready for use.
 type Backend struct{}
@@ -26,6 +29,16 @@ func (*Backend) KV(p codec.KVParams) (codec.KV, error) {
 		return nil, err // not kv: a nil *KV in an interface is not nil
 	}
 	return kv, nil
+}
+
+// Trellis returns the weight codec with parameters p as a *Trellis, or
+// ErrParams.
+func (*Backend) Trellis(p trellis.Params) (codec.Trellis, error) {
+	t, err := NewTrellis(p)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // Close does nothing: the reference holds nothing.

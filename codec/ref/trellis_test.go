@@ -1,0 +1,109 @@
+package ref_test
+
+import (
+	"errors"
+	"math"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/ref"
+	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+// TestVectorTrellis codes whole matrices through the interface and compares
+// codes, scales, reconstruction and decoded weights.
+func TestVectorTrellis(t *testing.T) {
+	f := vec.Load(t, path.Join("trellis", "rows.safetensors"))
+	compared := 0
+	for _, name := range f.Names() {
+		prefix, ok := strings.CutSuffix(name, ".w")
+		if !ok {
+			continue
+		}
+		p := trellis.DefaultParams(int(prefix[strings.Index(prefix, ".k")+2] - '0'))
+		p.Policy = trellis.Compat
+		if strings.Contains(prefix, "T128") {
+			p.T = 128
+		}
+		w := f[name]
+		x := codec.Tensor{DType: codec.F32, Shape: w.Shape, Data: w.Data}
+		c, err := ref.NewTrellis(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m trellis.Matrix
+		recon := codec.NewTensor(codec.F32, w.Shape...)
+		if err := c.Encode(&m, recon, x, trellis.Geometry{Axis: 1, Out: w.Shape[0], In: w.Shape[1]}); err != nil {
+			t.Fatal(err)
+		}
+		if want := f.U32(t, prefix+".codes"); !slices.Equal(m.Codes, want) {
+			t.Errorf("%s: codes differ", prefix)
+		}
+		if want := f.U16(t, prefix+".scales"); !slices.Equal(m.Scales, want) {
+			t.Errorf("%s: scales differ", prefix)
+		}
+		out := codec.NewTensor(codec.F32, w.Shape...)
+		if err := c.Decode(out, &m, 0); err != nil {
+			t.Fatal(err)
+		}
+		compared += diff(t, prefix+".decoded", codec.F32, out.Data, f[prefix+".decoded"].Data)
+		compared += diff(t, prefix+" reconstruction", codec.F32, recon.Data, out.Data)
+		compared += len(m.Codes) + len(m.Scales)
+	}
+	if compared == 0 {
+		t.Fatal("nothing compared")
+	}
+	t.Logf("compared %d elements", compared)
+}
+
+func TestTrellisErrors(t *testing.T) {
+	p := trellis.Params{L: 8, K: 2, T: 32}
+	c, err := ref.NewTrellis(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := codec.NewTensor(codec.F32, 3, 64)
+	g := trellis.Geometry{Axis: 1, Out: 3, In: 64}
+	var m trellis.Matrix
+	if err := c.Encode(&m, codec.Tensor{}, good, g); err != nil {
+		t.Fatal(err)
+	}
+	with := func(i int, v float32) codec.Tensor {
+		x := codec.NewTensor(codec.F32, 3, 64)
+		codec.F32.Store(x.Data[4*i:], v)
+		return x
+	}
+	inf := float32(math.Inf(1))
+	states := make([]uint16, 192)
+	for _, test := range []struct {
+		name  string
+		err   error
+		class error
+		index int
+	}{
+		{"inf weight", c.Encode(new(trellis.Matrix), codec.Tensor{}, with(70, inf), g), codec.ErrNonFinite, 70},
+		{"scale", c.Encode(new(trellis.Matrix), codec.Tensor{}, with(70, 1e8), g), codec.ErrScaleOverflow, 64},
+		{"shape", c.Encode(new(trellis.Matrix), codec.Tensor{}, good, trellis.Geometry{Axis: 1, Out: 4, In: 64}), codec.ErrShape, codec.NoIndex},
+		{"columns", c.Encode(new(trellis.Matrix), codec.Tensor{}, codec.NewTensor(codec.F32, 3, 48), trellis.Geometry{Axis: 1, Out: 3, In: 48}), codec.ErrShape, codec.NoIndex},
+		{"reconstruction", c.Encode(new(trellis.Matrix), codec.NewTensor(codec.F32, 64, 3), good, g), codec.ErrShape, codec.NoIndex},
+		{"rows", c.Decode(codec.NewTensor(codec.F32, 2, 64), &m, 2), codec.ErrShape, codec.NoIndex},
+		{"negative row", c.Decode(codec.NewTensor(codec.F32, 2, 64), &m, -1), codec.ErrShape, codec.NoIndex},
+		{"nil", c.Decode(good, nil, 0), codec.ErrShape, codec.NoIndex},
+		{"other code", c.Decode(good, &trellis.Matrix{Params: trellis.Params{L: 8, K: 2, T: 32, Code: trellis.ThreeInst}, Geometry: g, Codes: m.Codes, Scales: m.Scales}, 0), codec.ErrParams, codec.NoIndex},
+		{"short codes", c.Decode(good, &trellis.Matrix{Params: p, Geometry: g, Codes: m.Codes[1:], Scales: m.Scales}, 0), codec.ErrShape, codec.NoIndex},
+		{"nan sample", c.EncodeBlocks(states, codec.Tensor{DType: codec.F32, Shape: []int{6, 32}, Data: with(70, inf).Data}), codec.ErrNonFinite, 70},
+		{"states", c.EncodeBlocks(states[1:], codec.NewTensor(codec.F32, 6, 32)), codec.ErrShape, codec.NoIndex},
+	} {
+		var e *codec.Error
+		if !errors.As(test.err, &e) || !errors.Is(test.err, test.class) || e.Index != test.index {
+			t.Errorf("%s: %v", test.name, test.err)
+		}
+	}
+	if _, err := ref.NewTrellis(trellis.Params{L: 2, K: 2, T: 32}); !errors.Is(err, codec.ErrParams) {
+		t.Errorf("L = K: %v", err)
+	}
+}
