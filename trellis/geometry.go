@@ -16,7 +16,7 @@ import (
 // The zero value is an empty matrix coded along axis 0.
 type Geometry struct {
 	Axis        int // 0 or 1
-	Out, In     int // output and input features, ≥ 0
+	Out, In     int // output and input features, 0 to 2^31−1
 	Interleaved bool
 }
 
@@ -37,8 +37,9 @@ func (g Geometry) Cols() int {
 }
 
 // Validate reports an ErrShape where the matrix cannot be coded with p: an axis
-// other than 0 and 1, negative sizes or more weights than an int counts, or
-// coded rows that are not whole blocks (pairs of blocks where interleaved).
+// other than 0 and 1, sizes out of their range or of more weights than memory
+// holds, or coded rows that are not whole blocks (pairs of blocks where
+// interleaved).
 func (g Geometry) Validate(p Params) error {
 	if err := p.Validate(); err != nil {
 		return err
@@ -46,7 +47,8 @@ func (g Geometry) Validate(p Params) error {
 	if g.Axis != 0 && g.Axis != 1 {
 		return fmt.Errorf("%w: axis %d, want 0 or 1", ErrShape, g.Axis)
 	}
-	if g.Out < 0 || g.In < 0 || g.In > 0 && g.Out > math.MaxInt/8/g.In {
+	if g.Out < 0 || g.In < 0 || g.Out > math.MaxInt32 || g.In > math.MaxInt32 ||
+		g.In > 0 && g.Out > math.MaxInt/8/g.In {
 		return fmt.Errorf("%w: matrix [%d, %d]", ErrShape, g.Out, g.In)
 	}
 	if g.Cols()%p.T != 0 {
@@ -143,8 +145,8 @@ func relayout(dst, src []uint32, rows, cols int, p Params, interleaved bool) err
 	if n := to.CodesLen(p); len(dst) != n || len(src) != n {
 		return fmt.Errorf("%w: %d words from %d, want %d", ErrShape, len(dst), len(src), n)
 	}
-	for r := range rows {
-		for b := range cols / p.T {
+	for b := range cols / p.T {
+		for r := range rows {
 			copy(dst[to.blockAt(p, r, b):][:p.BlockWords()], src[from.blockAt(p, r, b):])
 		}
 	}

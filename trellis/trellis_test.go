@@ -494,6 +494,7 @@ func TestEncodeRefuses(t *testing.T) {
 		"axis":            e.Encode(&m, nil, make([]float32, 256), Geometry{Axis: 2, Out: 1, In: 256}),
 		"negative":        e.Encode(&m, nil, nil, Geometry{Axis: 1, Out: -1, In: 256}),
 		"huge":            e.Encode(&m, nil, nil, Geometry{Axis: 1, Out: math.MaxInt, In: 256}),
+		"huge and empty":  e.Encode(&m, nil, nil, Geometry{Axis: 1, Out: math.MaxInt &^ 255, In: 0}),
 		"odd pair":        e.Encode(&m, nil, make([]float32, 256), Geometry{Axis: 1, Out: 1, In: 256, Interleaved: true}),
 		"weights":         e.Encode(&m, nil, make([]float32, 255), Geometry{Axis: 1, Out: 1, In: 256}),
 		"reconstruction":  e.Encode(&m, make([]float32, 1), make([]float32, 256), Geometry{Axis: 1, Out: 1, In: 256}),
