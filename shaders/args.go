@@ -39,7 +39,7 @@ const (
 
 // View addresses the rows of an operand: element [i0, i1, i2, j] lies at
 // Base + i0·S0 + i1·S1 + i2·S2 + j·S3, in elements of the operand (bytes for packed
-// codes, uint32 words for trellis codes and states). A row number r splits as
+// codes, uint32 words of trellis codes). A row number r splits as
 // i2 = r mod N2, i1 = r/N2 mod N1, i0 = r/N2/N1.
 type View struct {
 	Base, S0, S1, S2, S3 int64
@@ -51,14 +51,14 @@ type PackArgs struct {
 	N1, N2, Row0, Rows, Dim, Pad uint32
 }
 
-// HadamardArgs: Norm is f32(1/sqrt(Dim)); Dim = Factor · 2^k.
+// HadamardArgs: Norm is f32(1/sqrt(Dim)); Dim = Factor · 2^k. Forward is SignsBefore; inverse
+// is SignsAfter and Transposed. Canonical applies numerics §1 to the input.
 type HadamardArgs struct {
-	X, Y                               View
-	N1, N2, Row0, Rows, Dim, Factor    uint32
-	ThreadsPerRow, XType, YType        uint32
-	Canonical, SignsBefore, SignsAfter uint32
-	Norm                               float32
-	Pad                                uint32
+	X, Y                                           View
+	N1, N2, Row0, Rows, Dim, Factor                uint32
+	ThreadsPerRow, XType, YType                    uint32
+	Canonical, SignsBefore, SignsAfter, Transposed uint32
+	Norm                                           float32
 }
 
 // KeysEncodeArgs: codes are bytes; scales and zeros are ScaleType.
@@ -120,7 +120,9 @@ type TrellisScalesArgs struct {
 }
 
 // TrellisEncodeArgs: block b of the dispatch is block Block0 + b of the matrix, row by row,
-// RowBlocks a row. SlotBytes is TrellisLaunch's. Scaled 0 takes the samples as they are.
+// RowBlocks a row. SlotBytes is TrellisLaunch's. Scaled 0 takes the samples as they are;
+// its status words index sample Block·b + t, StatusScaleOverflow one beyond ±2^60.
+// States are uint16.
 type TrellisEncodeArgs struct {
 	W, Scales, Codes, States     View
 	SlotBytes                    uint64
@@ -131,12 +133,14 @@ type TrellisEncodeArgs struct {
 }
 
 // TrellisExpandArgs serves trellis_states and trellis_expand*. Interleaved codes are
-// [Cols/(2·Block), rows, 2·words] on Codes.S1, S2, S3. RowTile is read by trellis_tile_*.
+// [Cols/(2·Block), rows, 2·words] on Codes.S1, S2, S3. Columns are Col0 to Col0+Cols−1 of a
+// row; four at a time need Col0 and Cols to be multiples of 4 and L + 3k ≤ 33. RowTile is read
+// by trellis_tile_*, which serve whole interleaved rows (Col0 = 0).
 type TrellisExpandArgs struct {
 	Codes, Scales, Out                       View
 	Row0, Rows, Cols, Block, StateBits, Bits uint32
 	Code, OutType, Interleaved, RowTile      uint32
-	Wide, Pad                                uint32
+	Wide, Col0                               uint32
 }
 
 // CanaryArgs: Count triples of f32 bit patterns; Subnormal is 0x00400000.

@@ -48,11 +48,23 @@ static inline bool is_finite(float x) {
     return (as_type<uint>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// numerics §1: magnitudes below 2^-64 become +0. Integer compare, so that a
-// device that flushes subnormals and one that does not agree.
+// numerics §1: magnitudes below 2^-64 become +0. By integer compare, so that a device
+// that flushes subnormals and one that does not agree.
 static inline float canon(float x) {
     const uint magnitude = as_type<uint>(x) & 0x7fffffffu;
     return magnitude < 0x1f800000u ? 0.0f : x;
+}
+
+// canon that keeps the sign of a zero (compat keys).
+static inline float canon_signed(float x) {
+    const uint u = as_type<uint>(x);
+    return (u & 0x7fffffffu) < 0x1f800000u ? as_type<float>(u & 0x80000000u) : x;
+}
+
+// numerics §1: +0 for what is below the smallest normal f32.
+static inline float flush(float x) {
+    const uint magnitude = as_type<uint>(x) & 0x7fffffffu;
+    return magnitude < 0x00800000u ? 0.0f : x;
 }
 
 static inline float negate_if(float x, uint bit) {
@@ -168,18 +180,22 @@ static inline float tree_sum(float q) {
     return q;
 }
 
-static inline float lanes_min(float x) {
-    for (ushort mask = 16; mask > 0; mask >>= 1) {
+// The least and the greatest over 32 lanes; of equals the lowest lane's, which decides the
+// sign of a zero. Ascending masks keep each partner's lanes together and in order.
+static inline float lanes_min(float x, uint lane) {
+    for (ushort mask = 1; mask < 32; mask <<= 1) {
         const float other = simd_shuffle_xor(x, mask);
-        x = other < x ? other : x;
+        const bool take = (lane & mask) != 0 ? other <= x : other < x;
+        x = take ? other : x;
     }
     return x;
 }
 
-static inline float lanes_max(float x) {
-    for (ushort mask = 16; mask > 0; mask >>= 1) {
+static inline float lanes_max(float x, uint lane) {
+    for (ushort mask = 1; mask < 32; mask <<= 1) {
         const float other = simd_shuffle_xor(x, mask);
-        x = other > x ? other : x;
+        const bool take = (lane & mask) != 0 ? other >= x : other > x;
+        x = take ? other : x;
     }
     return x;
 }
@@ -302,19 +318,19 @@ static inline void transform_pass(threadgroup float* buf, uint d, uint h, uint t
     }
 }
 
-// The m×m ±1 matrix across runs: each output is summed in column order from +0.
+// The m×m ±1 matrix across runs, or its transpose: each output is summed in column order from +0.
 template <uint M>
-static inline void transform_cross(threadgroup float* buf, uint run, constant uint* rows, uint thread_index, uint threads) {
+static inline void transform_cross(threadgroup float* buf, uint run, constant uint* rows, bool transposed, uint thread_index, uint threads) {
     for (uint i = thread_index; i < run; i += threads) {
         float x[M];
         for (uint c = 0; c < M; c++) {
             x[c] = buf[c * run + i];
         }
         for (uint j = 0; j < M; j++) {
-            const uint minus = rows[j];
             float sum = 0.0f;
             for (uint c = 0; c < M; c++) {
-                const float term = negate_if(x[c], (minus >> c) & 1u);
+                const uint minus = transposed ? rows[c] >> j : rows[j] >> c;
+                const float term = negate_if(x[c], minus & 1u);
                 sum = sum + term;
             }
             buf[j * run + i] = sum;
@@ -324,7 +340,7 @@ static inline void transform_cross(threadgroup float* buf, uint run, constant ui
 
 // A whole row of d = m·2^k in threadgroup memory; every thread of the threadgroup
 // calls it, `threads` of them on each row. Barriers: one before, one after each pass.
-static inline void transform_row(threadgroup float* buf, uint d, uint m, uint thread_index, uint threads) {
+static inline void transform_row(threadgroup float* buf, uint d, uint m, bool transposed, uint thread_index, uint threads) {
     const uint run = d / m;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint h = 1;
@@ -344,11 +360,11 @@ static inline void transform_row(threadgroup float* buf, uint d, uint m, uint th
     }
     if (m != 1) {
         if (m == 12) {
-            transform_cross<12>(buf, run, hadamard12, thread_index, threads);
+            transform_cross<12>(buf, run, hadamard12, transposed, thread_index, threads);
         } else if (m == 20) {
-            transform_cross<20>(buf, run, hadamard20, thread_index, threads);
+            transform_cross<20>(buf, run, hadamard20, transposed, thread_index, threads);
         } else {
-            transform_cross<28>(buf, run, hadamard28, thread_index, threads);
+            transform_cross<28>(buf, run, hadamard28, transposed, thread_index, threads);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }

@@ -131,7 +131,7 @@ static inline void kv_inverse_row(const device uchar* k_codes, const device ucha
     for (uint first = simd * 32u; first < a.v_dim; first += simds * 32u) {
         buf[first + lane] = kv_value_lane<BITS>(v_codes, v_scales, table, a, code_in, scale_in, first, lane);
     }
-    transform_row(buf, a.v_dim, a.factor, t, a.threads_per_row);
+    transform_row(buf, a.v_dim, a.factor, true, t, a.threads_per_row);
     if (active) {
         const long out = row_offset(a.v_out, row);
         for (uint j = t; j < a.v_dim; j += a.threads_per_row) {

@@ -55,7 +55,7 @@ static inline void hadamard_row(const device uchar* x, device uchar* y, const de
     for (uint j = t; j < a.dim; j += a.threads_per_row) {
         buf[j] = hadamard_load(x, signs, a, in + long(j) * a.x.s3, j);
     }
-    transform_row(buf, a.dim, a.factor, t, a.threads_per_row);
+    transform_row(buf, a.dim, a.factor, a.transposed != 0, t, a.threads_per_row);
     if (active) {
         const long out = row_offset(a.y, row);
         for (uint j = t; j < a.dim; j += a.threads_per_row) {

@@ -2015,7 +2015,7 @@ kernel void trellis_scales(
 
 kernel void trellis_refit(
     const device uchar* w [[buffer(0)]],
-    const device uint* states [[buffer(1)]],
+    const device ushort* states [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device ushort* scales [[buffer(3)]],
     constant TrellisScalesArgs& a [[buffer(4)]],
@@ -2031,16 +2031,17 @@ kernel void trellis_encode_k1(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_block<1, 2, 2>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_block<1, 2, 2>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_encode_k2(
@@ -2048,16 +2049,17 @@ kernel void trellis_encode_k2(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_block<2, 4, 1>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_block<2, 4, 1>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_encode_k3(
@@ -2065,16 +2067,17 @@ kernel void trellis_encode_k3(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_block<3, 4, 1>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_block<3, 4, 1>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_encode_k4(
@@ -2082,16 +2085,17 @@ kernel void trellis_encode_k4(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_block<4, 4, 1>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_block<4, 4, 1>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_encode_k5(
@@ -2099,16 +2103,17 @@ kernel void trellis_encode_k5(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_block<5, 4, 1>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_block<5, 4, 1>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_encode_k6(
@@ -2116,16 +2121,17 @@ kernel void trellis_encode_k6(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_block<6, 4, 1>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_block<6, 4, 1>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_encode_k7(
@@ -2133,16 +2139,17 @@ kernel void trellis_encode_k7(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_block<7, 4, 1>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_block<7, 4, 1>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_encode_k8(
@@ -2150,16 +2157,17 @@ kernel void trellis_encode_k8(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_block<8, 8, 1>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_block<8, 8, 1>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_encode_any(
@@ -2167,16 +2175,17 @@ kernel void trellis_encode_any(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_general<false>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_general<false>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_encode_device(
@@ -2184,21 +2193,22 @@ kernel void trellis_encode_device(
     const device ushort* scales [[buffer(1)]],
     const device float* table [[buffer(2)]],
     device uint* codes [[buffer(3)]],
-    device uint* states [[buffer(4)]],
+    device ushort* states [[buffer(4)]],
     device uchar* scratch [[buffer(5)]],
-    constant TrellisEncodeArgs& a [[buffer(6)]],
+    device atomic_uint* status [[buffer(6)]],
+    constant TrellisEncodeArgs& a [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    trellis_encode_general<true>(w, scales, table, codes, states, scratch, a, memory, group, groups, thread_index, threads, lane);
+    trellis_encode_general<true>(w, scales, table, codes, states, scratch, status, a, memory, group, groups, thread_index, threads, lane);
 }
 
 kernel void trellis_states(
     const device uint* codes [[buffer(0)]],
-    device uint* states [[buffer(1)]],
+    device ushort* states [[buffer(1)]],
     constant TrellisExpandArgs& a [[buffer(2)]],
     uint2 at [[thread_position_in_grid]]) {
     trellis_states_element(codes, states, a, at);

@@ -29,10 +29,16 @@ static inline void keys_encode_row(const device uchar* x, device uchar* codes, d
         if (active && pair && !is_finite(v1)) {
             report(status, STATUS_NON_FINITE, nth * a.dim + j + 32u);
         }
-        v0 = canon(v0);
-        v1 = canon(v1);
-        const float lo = lanes_min(v1 < v0 ? v1 : v0);
-        const float hi = lanes_max(v1 > v0 ? v1 : v0);
+        v0 = a.policy == POLICY_COMPAT ? canon_signed(v0) : canon(v0);
+        v1 = a.policy == POLICY_COMPAT ? canon_signed(v1) : canon(v1);
+        float lo = lanes_min(v0, lane);
+        float hi = lanes_max(v0, lane);
+        if (pair) {
+            const float lo1 = lanes_min(v1, lane);
+            const float hi1 = lanes_max(v1, lane);
+            lo = lo1 < lo ? lo1 : lo;
+            hi = hi1 > hi ? hi1 : hi;
+        }
 
         const float range = hi - lo;
         const float scale = range / steps;
@@ -47,7 +53,8 @@ static inline void keys_encode_row(const device uchar* x, device uchar* codes, d
         zero = rint(zero);
         zero = with_sign(zero, numerator);
 
-        const bool constant_group = a.policy == POLICY_FINITE && !is_finite(stored(zero, a.scale_type));
+        const bool representable = !is_finite(stored(scale, a.scale_type)) || is_finite(stored(zero, a.scale_type));
+        const bool constant_group = a.policy == POLICY_FINITE && !representable;
         float scale_stored = scale;
         float zero_stored = zero;
         if (constant_group) {
@@ -68,7 +75,7 @@ static inline void keys_encode_row(const device uchar* x, device uchar* codes, d
             float q = v / se;
             q = q - zero;
             q = rint(q);
-            // NaN (Inf − Inf, compat only) is index 0.
+            // A NaN (Inf − Inf) has index 0.
             q = q > max_index ? max_index : q;
             q = q < min_index ? min_index : q;
             const int index = q == q ? int(q) : 0;

@@ -51,8 +51,8 @@ struct HadamardArgs {
     uint canonical;
     uint signs_before;
     uint signs_after;
+    uint transposed;
     float norm;
-    uint pad;
 };
 static_assert(sizeof(HadamardArgs) == 136, "HadamardArgs is laid out as in args.go");
 
@@ -220,7 +220,7 @@ struct TrellisExpandArgs {
     uint interleaved;
     uint row_tile;
     uint wide;
-    uint pad;
+    uint col0;
 };
 static_assert(sizeof(TrellisExpandArgs) == 168, "TrellisExpandArgs is laid out as in args.go");
 

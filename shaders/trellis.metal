@@ -74,7 +74,7 @@ static inline void trellis_scales_row(const device uchar* w, device ushort* scal
 }
 
 // The refitted scale of a row from the states found with the scale already stored.
-static inline void trellis_refit_row(const device uchar* w, const device uint* states, const device float* table, device ushort* scales, constant TrellisScalesArgs& a, uint nth, uint lane) {
+static inline void trellis_refit_row(const device uchar* w, const device ushort* states, const device float* table, device ushort* scales, constant TrellisScalesArgs& a, uint nth, uint lane) {
     const bool active = nth < a.rows;
     const uint row = a.row0 + (active ? nth : 0u);
     const long in = a.w.base + long(row) * a.w.s2;
@@ -93,8 +93,10 @@ static inline void trellis_refit_row(const device uchar* w, const device uint* s
     denominator = tree_sum(denominator);
     const float ratio = numerator / denominator;
     const ushort scale = to_f16(ratio);
-    if (active && lane == 0 && scale > 0 && scale < 0x7c00) {
-        scales[a.scales.base + long(row) * a.scales.s2] = scale;
+    const long at = a.scales.base + long(row) * a.scales.s2;
+    const bool positive = scale > 0 && scale < 0x7c00;
+    if (active && lane == 0 && positive && scales[at] != 0) {
+        scales[at] = scale;
     }
 }
 
@@ -105,6 +107,7 @@ static inline void trellis_refit_row(const device uchar* w, const device uint* s
 // groups: the best of 2^k metrics, then 2^k sums.
 
 constant float pinned_metric = -1e30f;
+constant float sample_limit = 1152921504606846976.0f; // 2^60
 
 static inline bool better(float g, uint n, float other, uint other_n) {
     return other > g || (other == g && other_n > n);
@@ -299,8 +302,10 @@ static inline void trellis_slot(device uchar* scratch, constant TrellisEncodeArg
     s.back = p + a.block * 8u + device_metrics * 4u;
 }
 
-// Doubled canonical samples of one block: 2·(canon(w) / scale). Ends with a barrier.
-static inline void trellis_load(const device uchar* w, const device ushort* scales, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
+// Doubled samples of a block: 2·(canon(w) / scale), or twice what is there, which must then be
+// within ±2^60. Ends with a barrier.
+static inline void trellis_load(const device uchar* w, const device ushort* scales, device atomic_uint* status, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint b, uint thread_index, uint threads) {
+    const uint block = a.block0 + b;
     const uint row = block / a.row_blocks;
     const uint column = (block - row * a.row_blocks) * a.block;
     float divisor = 1.0f;
@@ -310,15 +315,23 @@ static inline void trellis_load(const device uchar* w, const device ushort* scal
     }
     const long in = a.w.base + long(row) * a.w.s2;
     for (uint t = thread_index; t < a.block; t += threads) {
-        const float v = canon(load_float(w, a.w_type, in + long(column + t) * a.w.s3));
-        const float x = v / divisor;
+        const float v = load_float(w, a.w_type, in + long(column + t) * a.w.s3);
+        if (!is_finite(v)) {
+            report(status, STATUS_NON_FINITE, b * a.block + t);
+        }
+        float x = v;
+        if (a.scaled != 0) {
+            x = canon(v) / divisor;
+        } else if (fabs(v) > sample_limit) {
+            report(status, STATUS_SCALE_OVERFLOW, b * a.block + t);
+        }
         s.samples[t] = 2.0f * x;
     }
     threadgroup_barrier(mem_flags::mem_device);
 }
 
 // Writes the packed words (symbol t at bit (T−1−t)·k) and, if asked, the states.
-static inline void trellis_write(device uint* codes, device uint* states, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
+static inline void trellis_write(device uint* codes, device ushort* states, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
     const uint row = block / a.row_blocks;
     const uint in_row = block - row * a.row_blocks;
     const uint words = a.block * a.bits / 32u;
@@ -339,7 +352,7 @@ static inline void trellis_write(device uint* codes, device uint* states, const 
     if (a.write_states != 0) {
         const long out = a.states.base + long(row) * a.states.s2 + long(in_row * a.block) * a.states.s3;
         for (uint t = thread_index; t < a.block; t += threads) {
-            states[out + long(t) * a.states.s3] = s.states[t];
+            states[out + long(t) * a.states.s3] = ushort(s.states[t]);
         }
     }
 }
@@ -369,12 +382,11 @@ static inline void trellis_pass(const device uint* states, constant TrellisEncod
 
 // L ≤ 12 with threads = 2^L / (Q·I) exactly.
 template <uint K, uint Q, uint I>
-static inline void trellis_encode_block(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device uint* states, device uchar* scratch, constant TrellisEncodeArgs& a, threadgroup float* metrics, uint group, uint groups, uint thread_index, uint threads, uint lane) {
+static inline void trellis_encode_block(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device ushort* states, device uchar* scratch, device atomic_uint* status, constant TrellisEncodeArgs& a, threadgroup float* metrics, uint group, uint groups, uint thread_index, uint threads, uint lane) {
     TrellisSlot s;
     trellis_slot(scratch, a, group, 0, s);
     for (uint b = group; b < a.blocks; b += groups) {
-        const uint block = a.block0 + b;
-        trellis_load(w, scales, s, a, block, thread_index, threads);
+        trellis_load(w, scales, status, s, a, b, thread_index, threads);
         for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
             TrellisPass p;
             trellis_pass(s.states, a, pass, p);
@@ -385,20 +397,19 @@ static inline void trellis_encode_block(const device uchar* w, const device usho
             }
             threadgroup_barrier(mem_flags::mem_device);
         }
-        trellis_write(codes, states, s, a, block, thread_index, threads);
+        trellis_write(codes, states, s, a, a.block0 + b, thread_index, threads);
         threadgroup_barrier(mem_flags::mem_device);
     }
 }
 
 // Any k and L, any number of threads; metrics in threadgroup memory (L ≤ 12) or, DEVICE, in scratch.
 template <bool DEVICE>
-static inline void trellis_encode_general(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device uint* states, device uchar* scratch, constant TrellisEncodeArgs& a, threadgroup float* memory, uint group, uint groups, uint thread_index, uint threads, uint lane) {
+static inline void trellis_encode_general(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device ushort* states, device uchar* scratch, device atomic_uint* status, constant TrellisEncodeArgs& a, threadgroup float* memory, uint group, uint groups, uint thread_index, uint threads, uint lane) {
     const uint count = 1u << a.state_bits;
     TrellisSlot s;
     trellis_slot(scratch, a, group, DEVICE ? 2u * count : 0u, s);
     for (uint b = group; b < a.blocks; b += groups) {
-        const uint block = a.block0 + b;
-        trellis_load(w, scales, s, a, block, thread_index, threads);
+        trellis_load(w, scales, status, s, a, b, thread_index, threads);
         for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
             TrellisPass p;
             trellis_pass(s.states, a, pass, p);
@@ -414,7 +425,7 @@ static inline void trellis_encode_general(const device uchar* w, const device us
             }
             threadgroup_barrier(mem_flags::mem_device);
         }
-        trellis_write(codes, states, s, a, block, thread_index, threads);
+        trellis_write(codes, states, s, a, a.block0 + b, thread_index, threads);
         threadgroup_barrier(mem_flags::mem_device);
     }
 }
@@ -439,17 +450,17 @@ static inline ulong trellis_window(const device uint* codes, long in, long strid
 }
 
 // One thread an element.
-static inline void trellis_states_element(const device uint* codes, device uint* states, constant TrellisExpandArgs& a, uint2 at) {
+static inline void trellis_states_element(const device uint* codes, device ushort* states, constant TrellisExpandArgs& a, uint2 at) {
     if (at.x >= a.cols || at.y >= a.rows) {
         return;
     }
     const uint row = a.row0 + at.y;
     const uint words = a.block * a.bits / 32u;
-    const uint block = at.x / a.block;
-    const uint t = at.x - block * a.block;
+    const uint block = (a.col0 + at.x) / a.block;
+    const uint t = a.col0 + at.x - block * a.block;
     const ulong window = trellis_window(codes, trellis_block(a, row, block, words), a.codes.s3, words, (a.block - 1u - t) * a.bits);
     const uint state = uint(window) & ((1u << a.state_bits) - 1u);
-    states[a.out.base + long(row) * a.out.s2 + long(at.x) * a.out.s3] = state;
+    states[a.out.base + long(row) * a.out.s2 + long(at.x) * a.out.s3] = ushort(state);
 }
 
 template <uint K>
@@ -459,8 +470,8 @@ static inline void trellis_expand_element(const device uint* codes, const device
     }
     const uint row = a.row0 + at.y;
     const uint words = a.block * K / 32u;
-    const uint block = at.x / a.block;
-    const uint t = at.x - block * a.block;
+    const uint block = (a.col0 + at.x) / a.block;
+    const uint t = a.col0 + at.x - block * a.block;
     const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
     const ulong window = trellis_window(codes, trellis_block(a, row, block, words), a.codes.s3, words, (a.block - 1u - t) * K);
     const uint state = uint(window) & ((1u << a.state_bits) - 1u);
@@ -472,8 +483,8 @@ static inline void trellis_expand_element(const device uint* codes, const device
 template <uint K>
 static inline void trellis_expand_four(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint row, uint column) {
     const uint words = a.block * K / 32u;
-    const uint block = column / a.block;
-    const uint t = column - block * a.block;
+    const uint block = (a.col0 + column) / a.block;
+    const uint t = a.col0 + column - block * a.block;
     const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
     const ulong window = trellis_window(codes, trellis_block(a, row, block, words), a.codes.s3, words, (a.block - 4u - t) * K);
     const uint mask = (1u << a.state_bits) - 1u;

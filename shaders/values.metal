@@ -1,15 +1,6 @@
 // Lloyd–Max value encode (numerics §4) in one pass: canon, rotate, scale, index, pack.
-//
-// Squares can be f32 subnormals only in groups whose sum of squares is below 2^-40
-// (2^-70 for the scale itself; 2^-40 leaves room for the errors of a searched scale).
-// Such a group is worked on 2^64 times larger, where 2^-149 is 2^-21 and one FMA
-// against 4 rounds to that grid: the same bits on a device that flushes subnormals.
 
 constant float search_factors[9] = {1.0f, 0.9375f, 1.0625f, 0.875f, 1.125f, 0.8125f, 1.1875f, 0.75f, 1.25f};
-
-constant float two_64 = 18446744073709551616.0f;
-constant float two_minus_64 = 5.421010862427522e-20f;
-constant float two_minus_40 = 9.094947017729282e-13f;
 
 // Below, two numbers (x, y) are two registers of a SIMD-group: a lane's elements of two groups
 // of 32, or of the halves of one group of 64 (joined).
@@ -22,32 +13,18 @@ static inline float2 pair_tree(float2 q, bool joined) {
     return float2(tree_sum(q.x), tree_sum(q.y));
 }
 
-// t·t where t is 2^64 times the number meant, rounded as the small product would be.
-static inline float square_tiny(float t) {
-    const float square = t * t;
-    const float shifted = fma(t, t, 4.0f);
-    const float rounded = shifted - 4.0f;
-    return square < 4.0f ? rounded : square;
+static inline float square(float x) {
+    return flush(x * x);
 }
 
-static inline float root(float sum, float inverse_group) {
+static inline float root_mean(float sum, float inverse_group) {
     const float mean = sum * inverse_group;
-    return precise::sqrt(mean);
+    return precise::sqrt(flush(mean));
 }
 
-static inline float root_tiny(float sum, float inverse_group) {
-    float mean = sum * inverse_group;
-    if (mean < 4.0f) {
-        const float shifted = fma(sum, inverse_group, 4.0f);
-        mean = shifted - 4.0f;
-    }
-    const float r = precise::sqrt(mean);
-    return r * two_minus_64;
-}
-
-static inline float normalise(float y, float se) {
-    const float n = y / se;
-    return (as_type<uint>(n) & 0x7fffffffu) < 0x00800000u ? 0.0f : n;
+static inline float normalise(float y, float scale) {
+    const float se = scale + 1e-8f;
+    return flush(y / se);
 }
 
 // The number of boundaries below n; boundaries ascend behind the centroids.
@@ -63,16 +40,9 @@ static inline uint level_index(const device float* table, float n) {
     return index;
 }
 
-static inline float squared_error(float centroid, float scale, float y, bool tiny) {
-    if (tiny) {
-        const float scale_64 = scale * two_64;
-        const float y_64 = y * two_64;
-        const float value_64 = centroid * scale_64;
-        return square_tiny(value_64 - y_64);
-    }
+static inline float squared_error(float centroid, float scale, float y) {
     const float value = centroid * scale;
-    const float error = value - y;
-    return error * error;
+    return square(value - y);
 }
 
 struct EncodedPair {
@@ -84,41 +54,26 @@ template <uint BITS>
 static inline void values_encode_pair(float2 y, const device float* table, constant ValuesEncodeArgs& a, thread EncodedPair& r) {
     const bool joined = a.group == 64;
     const float inverse_group = joined ? 0.015625f : 0.03125f;
-    const float2 sum = pair_tree(float2(y.x * y.x, y.y * y.y), joined);
-    const bool tiny_x = sum.x < two_minus_40;
-    const bool tiny_y = sum.y < two_minus_40;
-    float2 rms = float2(root(sum.x, inverse_group), root(sum.y, inverse_group));
-    if (tiny_x || tiny_y) {
-        const float tx = y.x * two_64;
-        const float ty = y.y * two_64;
-        const float2 t = pair_tree(float2(square_tiny(tx), square_tiny(ty)), joined);
-        rms.x = tiny_x ? root_tiny(t.x, inverse_group) : rms.x;
-        rms.y = tiny_y ? root_tiny(t.y, inverse_group) : rms.y;
-    }
-
+    const float2 sum = pair_tree(float2(square(y.x), square(y.y)), joined);
+    const float2 rms = float2(root_mean(sum.x, inverse_group), root_mean(sum.y, inverse_group));
+    r.scale = rms;
+    r.code.x = level_index<BITS>(table, normalise(y.x, rms.x));
+    r.code.y = level_index<BITS>(table, normalise(y.y, rms.y));
     if (a.search == 0) {
-        const float sx = rms.x + 1e-8f;
-        const float sy = rms.y + 1e-8f;
-        r.scale = rms;
-        r.code = uint2(level_index<BITS>(table, normalise(y.x, sx)), level_index<BITS>(table, normalise(y.y, sy)));
         return;
     }
 
     bool found_x = false;
     bool found_y = false;
     float2 best = float2(0.0f, 0.0f);
-    r.scale = float2(stored(rms.x, a.scale_type), stored(rms.y, a.scale_type));
-    r.code = uint2(0, 0);
     for (uint c = 0; c < 9; c++) {
         const float factor = search_factors[c];
         const float sx = stored(rms.x * factor, a.scale_type);
         const float sy = stored(rms.y * factor, a.scale_type);
-        const float se_x = sx + 1e-8f;
-        const float se_y = sy + 1e-8f;
-        const uint ix = level_index<BITS>(table, normalise(y.x, se_x));
-        const uint iy = level_index<BITS>(table, normalise(y.y, se_y));
-        const float ex = squared_error(table[ix], sx, y.x, tiny_x);
-        const float ey = squared_error(table[iy], sy, y.y, tiny_y);
+        const uint ix = level_index<BITS>(table, normalise(y.x, sx));
+        const uint iy = level_index<BITS>(table, normalise(y.y, sy));
+        const float ex = squared_error(table[ix], sx, y.x);
+        const float ey = squared_error(table[iy], sy, y.y);
         const float2 e = pair_tree(float2(ex, ey), joined);
         if (is_finite(sx) && (!found_x || e.x < best.x)) {
             found_x = true;
@@ -210,7 +165,7 @@ static inline void values_encode_row(const device uchar* x, device uchar* codes,
     for (uint j = t; j < a.dim; j += a.threads_per_row) {
         buf[j] = values_load(x, status, signs, a, in, j, nth, active);
     }
-    transform_row(buf, a.dim, a.factor, t, a.threads_per_row);
+    transform_row(buf, a.dim, a.factor, false, t, a.threads_per_row);
     for (uint first = (t / 32u) * 64u; first < a.dim; first += a.threads_per_row * 2u) {
         const bool two = first + 32u < a.dim;
         const float ya = buf[first + lane] * a.norm;

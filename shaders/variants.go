@@ -150,8 +150,8 @@ func Variants() []Variant {
 	add(Variant{Name: "trellis_scales", Family: "trellis", Op: "trellis_scales", Launch: Lanes, Args: "TrellisScalesArgs",
 		Params: []Param{{"w", bytesIn}, {"scales", halvesOut}, {"status", status}}, call: "trellis_scales_row"})
 	add(Variant{Name: "trellis_refit", Family: "trellis", Op: "trellis_refit", Launch: Lanes, Args: "TrellisScalesArgs",
-		Params: []Param{{"w", bytesIn}, {"states", wordsIn}, {"table", floatsIn}, {"scales", halvesOut}}, call: "trellis_refit_row"})
-	viterbi := []Param{{"w", bytesIn}, {"scales", halvesIn}, {"table", floatsIn}, {"codes", wordsOut}, {"states", wordsOut}, {"scratch", bytesOut}}
+		Params: []Param{{"w", bytesIn}, {"states", halvesIn}, {"table", floatsIn}, {"scales", halvesOut}}, call: "trellis_refit_row"})
+	viterbi := []Param{{"w", bytesIn}, {"scales", halvesIn}, {"table", floatsIn}, {"codes", wordsOut}, {"states", halvesOut}, {"scratch", bytesOut}, {"status", status}}
 	for k := 1; k <= 8; k++ {
 		add(Variant{Name: fmt.Sprintf("trellis_encode_k%d", k), Family: "trellis", Op: "trellis_encode", Bits: k, Launch: Blocks, Args: "TrellisEncodeArgs",
 			Params: viterbi, call: fmt.Sprintf("trellis_encode_block<%d, %d, %d>", k, trellisStates(k)/trellisItems(k), trellisItems(k))})
@@ -162,7 +162,7 @@ func Variants() []Variant {
 		Params: viterbi, call: "trellis_encode_general<true>"})
 
 	add(Variant{Name: "trellis_states", Family: "trellis", Op: "trellis_states", Launch: Elements, Args: "TrellisExpandArgs",
-		Params: []Param{{"codes", wordsIn}, {"states", wordsOut}}, call: "trellis_states_element"})
+		Params: []Param{{"codes", wordsIn}, {"states", halvesOut}}, call: "trellis_states_element"})
 	expand := []Param{{"codes", wordsIn}, {"scales", halvesIn}, {"table", floatsIn}, {"out", bytesOut}}
 	for _, e := range []struct {
 		op, body string

@@ -32,7 +32,7 @@ func TestSeededMistakes(t *testing.T) {
 		{"cast between spaces", "(const device float*)p)[i]", "(const threadgroup float*)p)[i]", "mismatching address spaces"},
 		{"double variable", "const float range = hi - lo;", "const double range = hi - lo;", "double"},
 		{"double literal", "const float se = scale + 1e-8f;", "const float se = scale + 1e-8;", "double"},
-		{"constant variable written", "rms.x = tiny_x", "two_64 = 1.0f;\n        rms.x = tiny_x", "read-only"},
+		{"constant variable written", "const float mean = sum * inverse_group;", "search_factors[0] = 1.0f;\n    const float mean = sum * inverse_group;", "read-only"},
 		{"argument written", "if (first >= a.dim || at.y >= a.rows) {", "a.dim = 0;\n    if (first >= a.dim || at.y >= a.rows) {", "read-only"},
 		{"input written", "const float scale = load_float(scales,", "scales[0] = 0;\n    const float scale = load_float(scales,", "read-only"},
 		{"unknown field", "a.threads_per_row", "a.threads_in_row", "no member named"},
