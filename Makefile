@@ -1,0 +1,55 @@
+# Everything that CI does has a target here; CI calls only these.
+.PHONY: all build test race vet fma fuzz targets hostmetal msl-check conformance-metal darwin bench clean
+
+all: vet test
+
+build:
+	go build -o bin/ ./cmd/turbotrellis
+
+test:
+	go test ./...
+
+race:
+	go test -race -short ./...
+
+# vet also checks formatting and that go.mod is tidy.
+vet:
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-clean: $$unformatted"; exit 1; fi
+	go vet ./...
+	go mod tidy -diff
+
+# fma fails if a compiler fused a multiply with an add where bits are defined.
+fma:
+	scripts/fma.sh
+
+# fuzz runs every fuzz target a fixed number of times (FUZZ).
+FUZZ ?= 20000x
+fuzz:
+	scripts/fuzz.sh $(FUZZ)
+
+# targets runs the conformance digests on other architectures under qemu-user.
+targets:
+	scripts/targets.sh
+
+# hostmetal builds the Metal framework for Linux into build/hostmetal.
+hostmetal:
+	$(MAKE) -C conformance/hostmetal
+
+# msl-check compiles the shaders with real address spaces.
+msl-check:
+	go test -count=1 -run MSL ./internal/mslcheck
+
+# conformance-metal runs the Metal backend and its driver over hostmetal.
+conformance-metal: hostmetal
+	REQUIRE_BACKENDS=metal go test -count=1 -tags metal,hostmetal ./codec/metal/...
+
+# darwin vets and links every package for a Mac, without cgo.
+darwin:
+	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet -tags metal ./...
+	scripts/link.sh darwin arm64 metal
+
+bench:
+	go test -run '^$$' -bench . -benchtime 200ms ./...
+
+clean:
+	rm -rf bin build
