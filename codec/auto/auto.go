@@ -7,7 +7,7 @@
 //	metal  with -tags metal; runs on a Mac with Apple silicon
 //	ref    always
 //
-// A backend is one [candidate] in the list of this file. One that a build tag
+// A backend is one candidate in the list of this file. One that a build tag
 // guards has its candidate in two files: name.go under the tag, the only file
 // that imports it, and name_off.go under the negation, which reports
 // codec.ErrUnavailable and the tag that was missing. So an importer gets the

@@ -5,5 +5,5 @@ package auto
 import "github.com/turbotrellis/turbotrellis/codec"
 
 var metal = candidate{"metal", func() (codec.Backend, error) {
-	return nil, &codec.Error{Err: codec.ErrUnavailable, Index: codec.NoIndex, Reason: "metal: this program was built without -tags metal"}
+	return nil, &codec.Error{Err: codec.ErrUnavailable, Index: codec.NoIndex, Reason: "this program was built without -tags metal"}
 }}
