@@ -190,6 +190,9 @@ func TestTraits(t *testing.T) {
 	fault(t, "threads-256", 1)
 	fault(t, "little-memory", 1)
 	d := open(t)
+	if a := d.Info().Architecture; !strings.HasPrefix(a, "hostmetal-") { // told by architecture.name, which old systems lack
+		t.Errorf("architecture %q", a)
+	}
 	p := pipeline(t, library(t, d), "add")
 	if p.ExecutionWidth() != 16 || p.MaxThreads() != 256 || d.Info().MaxThreads[0] != 256 {
 		t.Error(p.ExecutionWidth(), p.MaxThreads(), d.Info())
