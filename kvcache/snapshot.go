@@ -120,6 +120,9 @@ func (s *Snapshot) check() error {
 	if d.SignSeed != signSeed {
 		return malformed("sign seed %d: this program knows %d", d.SignSeed, signSeed)
 	}
+	if d.Group == 0 {
+		return malformed("the group is missing") // codec would take the default
+	}
 	var err error
 	s.base.Group = d.Group
 	if s.base.ScaleType, err = codec.ParseDType(d.ScaleType); err != nil {
