@@ -273,6 +273,9 @@ func (t Tensor) RowOffset(r int) (offset, stride int) {
 // LoadRow widens row r of a valid tensor into dst, whose length is the last
 // dimension.
 func (t Tensor) LoadRow(dst []float32, r int) {
+	if len(dst) == 0 {
+		return // an empty tensor's strides may lead anywhere
+	}
 	off, stride := t.RowOffset(r)
 	size := t.DType.Size()
 	data, step := t.Data[off*size:], stride*size
@@ -295,6 +298,9 @@ func (t Tensor) LoadRow(dst []float32, r int) {
 // StoreRow rounds src to nearest even into row r of a valid output tensor
 // whose last dimension is len(src).
 func (t Tensor) StoreRow(r int, src []float32) {
+	if len(src) == 0 {
+		return
+	}
 	off, stride := t.RowOffset(r)
 	size := t.DType.Size()
 	data, step := t.Data[off*size:], stride*size
