@@ -158,9 +158,11 @@ struct Site {
   std::string text() const { return std::string(what) + " (" + file + ":" + std::to_string(line) + ")"; }
 };
 
+const char kSimdBarrier[] = "simdgroup_barrier";
+
 struct SimdGroup {
   alignas(64) char slots[2][kMaxWidth * 16];
-  unsigned first, lanes;   // linear index of lane 0; threads present
+  unsigned first, lanes, width;  // linear index of lane 0; threads present, and when full
   unsigned arrived, done;  // at the current exchange; returned from the kernel
   unsigned parity;
   unsigned at, add, mul;   // this round's order of lanes: (position * mul + add) mod 32
@@ -315,8 +317,10 @@ std::string Worker::divergence() const {
       returned.push_back(i);
       continue;
     }
-    auto w = std::find_if(waits.begin(), waits.end(), [&](auto &x) { return x.first == site[i]; });
-    if (w == waits.end()) waits.push_back({site[i], {i}});
+    Site at = state[i] == kInExchange ? simd[i / group->width].site : site[i];
+    auto w = std::find_if(waits.begin(), waits.end(), [&](auto &x) { return x.first == at; });
+    if (state[i] == kReady || state[i] == kRunning) continue;
+    if (w == waits.end()) waits.push_back({at, {i}});
     else w->second.push_back(i);
   }
   auto first = [](const std::vector<unsigned> &v) { return " (thread " + std::to_string(v[0]) + (v.size() > 1 ? ", ...)" : ")"); };
@@ -337,6 +341,7 @@ bool Worker::run_group() {
   for (unsigned g = 0; g < simd_count; g++) {
     SimdGroup &s = simd[g];
     s.first = g * width;
+    s.width = width;
     s.lanes = std::min(width, n - s.first);
     s.arrived = s.done = s.parity = 0;
     s.at = s.add = 0;
@@ -414,41 +419,41 @@ extern "C" void hostmetal_threadgroup_barrier(const char *file, unsigned line) {
   w->leave();
 }
 
-extern "C" hm::Lanes hostmetal_exchange(const void *value, unsigned size, const char *what, const char *file, unsigned line) {
+// The value is 16 bytes, whatever its type.
+extern "C" hm::Lanes hostmetal_exchange(const void *value, const char *what, const char *file, unsigned line) {
   Worker *w = current_worker(what);
-  unsigned g = w->current_simd, i = w->current;
-  SimdGroup &s = w->simd[g];
-  unsigned lane = i - s.first;
-  Site site = {what, file, line};
-  if (s.lanes != w->group->width && size != 0)
-    w->fail(site.text() + " in a SIMD-group that has " + std::to_string(s.lanes) + " of " + std::to_string(w->group->width) + " threads");
+  SimdGroup &s = w->simd[w->current_simd];
+  unsigned i = w->current, lane = i - s.first;
   if (s.arrived == 0) {
-    s.site = site;
-  } else if (!(s.site == site)) {
-    w->state[i] = kInExchange;
-    w->site[i] = site;
+    if (s.lanes != s.width && strcmp(what, kSimdBarrier) != 0)
+      w->fail(Site{what, file, line}.text() + " in a SIMD-group that has " + std::to_string(s.lanes) + " of " +
+              std::to_string(s.width) + " threads");
+    s.site = {what, file, line};
+  } else if (s.site.line != line || !(s.site == Site{what, file, line})) {
+    w->state[i] = kAtBarrier;  // somewhere of its own
+    w->site[i] = {what, file, line};
     w->fail(w->divergence());
   }
   char *slots = s.slots[s.parity];
-  memcpy(slots + 16 * lane, value, size);
+  memcpy(slots + 16 * lane, value, 16);
   if (++s.arrived < s.lanes) {
     w->state[i] = kInExchange;
-    w->site[i] = site;
     w->leave();
-    return {slots, lane, w->group->width};
+    return {slots, lane, s.width};
   }
   // The last lane: all go on, this one first, unless the seed says to let another SIMD-group run.
   s.arrived = 0;
   s.parity ^= 1;
-  for (unsigned l = 0; l < s.lanes; l++) w->state[s.first + l] = kReady;
+  memset(w->state + s.first, kReady, s.lanes);
   w->shuffle(s);
   if (w->mixed && w->simd_count > 1 && (w->random.next() >> 32 & 7) == 0) w->to_scheduler();
   else w->state[i] = kRunning;
-  return {slots, lane, w->group->width};
+  return {slots, lane, s.width};
 }
 
 extern "C" void hostmetal_simdgroup_barrier(const char *file, unsigned line) {
-  hostmetal_exchange("", 0, "simdgroup_barrier", file, line);
+  static const char nothing[16] = {};
+  hostmetal_exchange(nothing, kSimdBarrier, file, line);
 }
 
 extern "C" void hostmetal_bad_lane(const char *what, unsigned lane, const char *file, unsigned line) {

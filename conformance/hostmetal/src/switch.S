@@ -21,9 +21,7 @@ hostmetal_switch:
 	popq %r12
 	popq %rbx
 	popq %rbp
-	// Not ret: the return stack predicts the wrong fiber's caller.
-	popq %rcx
-	jmpq *%rcx
+	ret
 	.size hostmetal_switch, .-hostmetal_switch
 
 // objc_msgSend looks the method up and jumps to it with the arguments as they came.
