@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/spf13/cobra"
 
 	"github.com/turbotrellis/turbotrellis/internal/atomicfile"
 )
@@ -62,21 +65,23 @@ func tempFile() (*os.File, error) {
 }
 
 // writeTo gives write a file to fill, which then appears at path whole. An
-// existing file is refused unless force is set. "-" is standard output.
-func writeTo(path string, force bool, stdout io.Writer, write func(io.WriterAt) error) error {
+// existing file is refused unless force is set. "-" is the command's standard
+// output. Once the command's context is done, as after an interrupt, writes
+// fail, and nothing of the file is left.
+func writeTo(cmd *cobra.Command, path string, force bool, write func(io.WriterAt) error) error {
 	if path == "-" {
 		f, err := tempFile()
 		if err != nil {
 			return err
 		}
 		defer f.Close()
-		if err := write(f); err != nil {
+		if err := write(whileRunning{cmd.Context(), f}); err != nil {
 			return err
 		}
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
-		_, err = io.Copy(stdout, f)
+		_, err = io.Copy(cmd.OutOrStdout(), f)
 		return err
 	}
 	f, err := atomicfile.Create(path, atomicfile.Options{Force: force})
@@ -84,10 +89,23 @@ func writeTo(path string, force bool, stdout io.Writer, write func(io.WriterAt) 
 		return existing(err)
 	}
 	defer f.Close()
-	if err := write(f); err != nil {
+	if err := write(whileRunning{cmd.Context(), f}); err != nil {
 		return err
 	}
 	return existing(f.Commit())
+}
+
+// whileRunning is a writer that fails once a context is done.
+type whileRunning struct {
+	ctx context.Context
+	io.WriterAt
+}
+
+func (w whileRunning) WriteAt(p []byte, off int64) (int, error) {
+	if w.ctx.Err() != nil {
+		return 0, context.Cause(w.ctx)
+	}
+	return w.WriterAt.WriteAt(p, off)
 }
 
 // existing adds to an error about an existing output how to replace it.

@@ -140,7 +140,7 @@ IN and OUT may be - for standard input and output.`,
 		b := &bar{what: "encoding"}
 		o.Progress = b.update
 		r := kvResult{Input: args[0], Output: args[1], Backend: o.Backend.Name()}
-		err = writeTo(args[1], force, cmd.OutOrStdout(), func(w io.WriterAt) error {
+		err = writeTo(cmd, args[1], force, func(w io.WriterAt) error {
 			defer b.done()
 			sum, err := kvcache.Encode(w, in, in.size, o)
 			if err != nil {
@@ -223,7 +223,7 @@ IN and OUT may be - for standard input and output.`,
 		b := &bar{what: "decoding"}
 		o.Progress = b.update
 		r := kvResult{Input: args[0], Output: args[1], Backend: o.Backend.Name()}
-		err = writeTo(args[1], force, cmd.OutOrStdout(), func(w io.WriterAt) error {
+		err = writeTo(cmd, args[1], force, func(w io.WriterAt) error {
 			defer b.done()
 			sum, err := s.Decode(w, o)
 			if err != nil {

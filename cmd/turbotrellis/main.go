@@ -6,10 +6,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -30,7 +33,9 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 func run(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
-	cmd, err := root.ExecuteC()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
 	}

@@ -58,6 +58,9 @@ func Create(path string, opts Options) (*File, error) {
 	}
 	f, err := createTemp(filepath.Dir(path), perm)
 	if err != nil {
+		if e, ok := errors.AsType[*fs.PathError](err); ok {
+			err = &fs.PathError{Op: "create", Path: path, Err: e.Err} // the temporary name tells nobody anything
+		}
 		return nil, fmt.Errorf("atomicfile: %w", err)
 	}
 	a := &File{f: f, path: path, force: opts.Force}
@@ -99,7 +102,7 @@ func (a *File) note(err error) error {
 		return nil
 	}
 	if e, ok := errors.AsType[*fs.PathError](err); ok && e.Path == a.f.Name() {
-		err = e.Err // the temporary name tells nobody anything
+		err = e.Err // as in Create
 	}
 	err = fmt.Errorf("atomicfile: %s: %w", a.path, err)
 	if a.failed == nil {

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// TestMain lets the test binary be the command in scripts.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"turbotrellis": main})
+}
+
+// TestScripts runs testdata/script. $DATA is the repository's testdata.
+func TestScripts(t *testing.T) {
+	data, err := filepath.Abs("../../testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("DATA", data)
+			e.Setenv("TURBOTRELLIS_BACKEND", os.Getenv("TURBOTRELLIS_BACKEND"))
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exitcode": exitCode},
+	})
+}
+
+// exitCode runs a command and checks its exit code: exitcode N command args…
+func exitCode(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exitcode N command args...")
+	}
+	err := ts.Exec(args[1], args[2:]...)
+	got := 0
+	if err != nil {
+		e, ok := err.(interface{ ExitCode() int })
+		if !ok {
+			ts.Fatalf("%v", err)
+		}
+		got = e.ExitCode()
+	}
+	if want := args[0]; want != string(rune('0'+got)) {
+		ts.Fatalf("exit code %d, want %s", got, want)
+	}
+}
