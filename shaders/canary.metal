@@ -7,9 +7,9 @@ static inline void canary_probe(const device uint* in, device uint* out, constan
         const float y = as_type<float>(in[3u * i + 1u]);
         const float z = as_type<float>(in[3u * i + 2u]);
         device uint* r = out + CANARY_WORDS * i;
-        // The one place with two operations in an expression: it must not contract.
-        r[0] = as_type<uint>(x * y + z);
-        r[1] = as_type<uint>((x + z) + z);
+        r[0] = as_type<uint>((x + z) + z);
+        // The one place with a product and a sum in an expression: it must not contract.
+        r[1] = as_type<uint>(x * y + z);
         r[2] = as_type<uint>(x / y);
         r[3] = as_type<uint>(precise::sqrt(fabs(x)));
         r[4] = as_type<uint>(rint(x));
@@ -18,8 +18,10 @@ static inline void canary_probe(const device uint* in, device uint* out, constan
         r[7] = as_type<uint>(fma(x, y, z));
     }
     device uint* tail = out + CANARY_WORDS * a.count;
-    const float first = as_type<float>(in[3u * lane]);
-    tail[lane] = as_type<uint>(tree_sum(first));
+    if (width == 32) {
+        const float first = as_type<float>(in[3u * lane]);
+        tail[lane] = as_type<uint>(tree_sum(first));
+    }
     if (lane == 0) {
         tail[32] = width;
         // A subnormal times two: recorded, not judged.

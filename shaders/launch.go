@@ -46,9 +46,6 @@ func RowLaunch(dim, rows, maxThreads, memory int) (RowPlan, error) {
 	}
 	limit := maxThreads &^ 31
 	perRow := min(limit, max(32, 1<<bits.Len(uint(ceil(dim, 8)-1))))
-	for limit%perRow != 0 {
-		perRow -= 32
-	}
 	held := max(1, min(256, limit)/perRow)
 	held = min(held, memory/(4*dim))
 	return RowPlan{

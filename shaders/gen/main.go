@@ -1,7 +1,10 @@
-// Command gen writes layout.metal and instances.metal from the Go tables.
+// Command gen writes layout.metal and instances.metal from the Go tables. With -table it
+// prints the kernel table of docs/metal.md instead.
 package main
 
 import (
+	"flag"
+	"fmt"
 	"log"
 	"os"
 
@@ -9,6 +12,12 @@ import (
 )
 
 func main() {
+	table := flag.Bool("table", false, "print the kernel table in Markdown")
+	flag.Parse()
+	if *table {
+		fmt.Print(shaders.Table())
+		return
+	}
 	for name, source := range map[string]string{
 		"layout.metal":    shaders.Layout(),
 		"instances.metal": shaders.Instances(),

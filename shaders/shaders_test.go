@@ -1,0 +1,364 @@
+package shaders
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/turbotrellis/turbotrellis/hadamard"
+	"github.com/turbotrellis/turbotrellis/internal/f32"
+)
+
+func TestGeneratedFilesAreCurrent(t *testing.T) {
+	for name, want := range map[string]string{"layout.metal": Layout(), "instances.metal": Instances()} {
+		if text(name) != want {
+			t.Errorf("%s is stale: run go generate ./shaders", name)
+		}
+	}
+}
+
+var kernelName = regexp.MustCompile(`(?m)^kernel void (\w+)\(`)
+
+// Every kernel of the table stands once in the sources and in its family's, and no other does.
+func TestKernelsMatchVariants(t *testing.T) {
+	var want []string
+	byFamily := map[string][]string{}
+	for _, v := range Variants() {
+		want = append(want, v.Name)
+		byFamily[v.Family] = append(byFamily[v.Family], v.Name)
+		if got, ok := Lookup(v.Name); !ok || !reflect.DeepEqual(got, v) {
+			t.Errorf("Lookup(%q) = %v, %t", v.Name, got, ok)
+		}
+		if !strings.HasPrefix(v.Name, v.Op) {
+			t.Errorf("%s does not name its operation, %s", v.Name, v.Op)
+		}
+		if v.Buffers() > 31 {
+			t.Errorf("%s binds %d buffers", v.Name, v.Buffers())
+		}
+	}
+	find := func(source string) (names []string) {
+		for _, m := range kernelName.FindAllStringSubmatch(source, -1) {
+			names = append(names, m[1])
+		}
+		return names
+	}
+	if got := find(Source()); !slices.Equal(got, want) {
+		t.Errorf("the sources have %d kernels, the table %d", len(got), len(want))
+	}
+	for _, f := range Families() {
+		source, err := FamilySource(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := find(source); !slices.Equal(got, byFamily[f]) {
+			t.Errorf("family %s has the kernels %v, want %v", f, got, byFamily[f])
+		}
+	}
+	if slices.Sort(want); len(slices.Compact(want)) != len(Variants()) {
+		t.Error("a kernel name occurs twice")
+	}
+	if _, err := FamilySource("no such"); err == nil {
+		t.Error("an unknown family has a source")
+	}
+	if _, ok := Lookup("no such"); ok {
+		t.Error("an unknown kernel is found")
+	}
+}
+
+// A helper with a kernel's name would overload it, which Metal does not allow.
+func TestNoHelperHasAKernelsName(t *testing.T) {
+	helper := regexp.MustCompile(`(?m)^static inline [^(=]*\b(\w+)\(`)
+	n := 0
+	for _, m := range helper.FindAllStringSubmatch(Source(), -1) {
+		if _, ok := Lookup(m[1]); ok {
+			t.Errorf("%s is a helper and a kernel", m[1])
+		}
+		n++
+	}
+	if n < 50 {
+		t.Fatalf("found %d helpers only", n)
+	}
+}
+
+func code(t *testing.T, name string) string {
+	t.Helper()
+	var lines []string
+	for line := range strings.Lines(text(name)) {
+		line, _, _ = strings.Cut(line, "//")
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func metalFiles(t *testing.T) []string {
+	t.Helper()
+	names, err := fs.Glob(files, "*.metal")
+	if err != nil || len(names) != len(Families())+3 {
+		t.Fatalf("sources %v, %v; want the families, common, layout and instances", names, err)
+	}
+	return names
+}
+
+func TestForbiddenWords(t *testing.T) {
+	forbidden := regexp.MustCompile(`\b(fast::|simd_sum|simd_product|simd_prefix\w*|simdgroup_float\w*|atomic_float|double|bfloat|round|pow|exp2?|log2?|dot|fmin|fmax|goto|long long)\b`)
+	for _, name := range metalFiles(t) {
+		if m := forbidden.FindString(code(t, name)); m != "" {
+			t.Errorf("%s uses %s", name, m)
+		}
+	}
+	for _, bad := range []string{"x = fast::sqrt(x)", "simd_sum(x)", "double d;", "bfloat b", "round(x)"} {
+		if forbidden.FindString(bad) == "" {
+			t.Errorf("%q is not caught", bad)
+		}
+	}
+}
+
+// common.metal alone opens with the guards, and a helper that holds a barrier returns once, at its end.
+func TestPrologueAndBarriers(t *testing.T) {
+	for _, line := range []string{"#if defined(__FAST_MATH__)\n#error", "#pragma METAL fp math_mode(safe)\n", "#pragma METAL fp contract(off)\n", "#pragma clang fp contract(off)\n"} {
+		if strings.Count(Source(), line) != 1 {
+			t.Errorf("%q stands %d times", line, strings.Count(Source(), line))
+		}
+	}
+	if i, j := strings.Index(Source(), "#pragma clang fp contract(off)"), strings.Index(Source(), "static inline"); i > j {
+		t.Error("functions stand before the contraction pragma")
+	}
+	collective := regexp.MustCompile(`threadgroup_barrier\(|transform_row\(|trellis_(load|forward\w*|best_state)\b`)
+	checked := 0
+	for _, name := range metalFiles(t) {
+		for _, f := range strings.Split(code(t, name), "\nstatic inline ")[1:] {
+			body := f[strings.Index(f, "{"):]
+			last := collective.FindAllStringIndex(body, -1)
+			if last == nil {
+				continue
+			}
+			checked++
+			if i := strings.Index(body, "return"); i >= 0 && i < last[len(last)-1][0] && !strings.HasPrefix(body[i:], "return trellis_best_state") {
+				t.Errorf("%s: %s returns before a barrier", name, f[:strings.Index(f, "(")])
+			}
+		}
+	}
+	if checked < 8 {
+		t.Errorf("found %d functions with barriers only", checked)
+	}
+}
+
+func TestArgumentLayout(t *testing.T) {
+	for _, s := range argStructs {
+		typ := reflect.TypeOf(s)
+		var at uintptr
+		narrow := false
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			if f.Offset != at {
+				t.Errorf("%s.%s is at %d, want %d without padding", typ.Name(), f.Name, f.Offset, at)
+			}
+			at += f.Type.Size()
+			if f.Type.Size() == 4 {
+				narrow = true
+			} else if narrow {
+				t.Errorf("%s.%s: 8 bytes behind 4", typ.Name(), f.Name)
+			}
+		}
+		if at != typ.Size() || at%8 != 0 && typ.NumField() > 1 {
+			t.Errorf("%s has %d bytes of fields in %d", typ.Name(), at, typ.Size())
+		}
+		p := reflect.New(typ)
+		if got := len(Append(nil, p.Interface())); got != int(typ.Size()) {
+			t.Errorf("Append(%s) gives %d bytes, want %d", typ.Name(), got, typ.Size())
+		}
+		if typ.Size() >= 4096 {
+			t.Errorf("%s does not fit setBytes", typ.Name())
+		}
+	}
+	got := Append([]byte{9}, &CanaryArgs{Count: 0x01020304, Subnormal: 5})
+	if want := []byte{9, 4, 3, 2, 1, 5, 0, 0, 0}; !slices.Equal(got, want) {
+		t.Errorf("Append gives % x, want % x", got, want)
+	}
+	args := &KVDecodeArgs{Rows: 7}
+	buf := make([]byte, 0, 1024)
+	if n := testing.AllocsPerRun(100, func() { buf = Append(buf[:0], args) }); n != 0 {
+		t.Errorf("Append allocates %v times", n)
+	}
+}
+
+func TestSnake(t *testing.T) {
+	for in, want := range map[string]string{"N1": "n1", "S0": "s0", "KCodes": "k_codes", "XType": "x_type", "InverseCodeRMS": "inverse_code_rms", "Row0": "row0", "Dim": "dim", "ThreadsPerRow": "threads_per_row"} {
+		if got := snake(in); got != want {
+			t.Errorf("snake(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+// constants reads the unsigned literals of a program-scope constant.
+func constants(t *testing.T, name string) []uint32 {
+	t.Helper()
+	m := regexp.MustCompile(`constant uint ` + name + `(?:\[\d+\])? = \{?([^;]*?)\}?;`).FindStringSubmatch(Source())
+	if m == nil {
+		t.Fatalf("no constant %s", name)
+	}
+	var out []uint32
+	for _, w := range regexp.MustCompile(`0x[0-9a-f]+`).FindAllString(m[1], -1) {
+		v, err := strconv.ParseUint(w, 0, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, uint32(v))
+	}
+	return out
+}
+
+// The ±1 matrices against MLX's (testdata/hadamard.safetensors), and against what the Go
+// transform does to unit vectors.
+func TestHadamardMatricesVector(t *testing.T) {
+	dir := os.Getenv("TURBOTRELLIS_DATA")
+	if dir == "" {
+		dir = "../testdata"
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "hadamard.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := binary.LittleEndian.Uint64(data)
+	var header map[string]struct {
+		Offsets [2]int `json:"data_offsets"`
+	}
+	if err := json.Unmarshal(data[8:8+n], &header); err != nil {
+		t.Fatal(err)
+	}
+	compared := 0
+	for _, m := range []int{12, 20, 28} {
+		rows := constants(t, "hadamard"+strconv.Itoa(m))
+		want := data[8+int(n)+header["h"+strconv.Itoa(m)].Offsets[0]:]
+		for c := range m {
+			unit := make([]float32, m)
+			unit[c] = 1
+			if err := hadamard.Transform(unit); err != nil {
+				t.Fatal(err)
+			}
+			for j := range m {
+				minus := rows[j]>>c&1 == 1
+				if (int8(want[j*m+c]) < 0) != minus || (unit[j] < 0) != minus {
+					t.Errorf("h%d[%d][%d] is minus: shader %t, vector %d, transform %v", m, j, c, minus, int8(want[j*m+c]), unit[j])
+				}
+				compared++
+			}
+		}
+	}
+	t.Logf("%d elements", compared)
+}
+
+// The refined quotient is the rounded quotient for every sum of four bytes.
+func TestCode1MADQuotient(t *testing.T) {
+	d := math.Float32frombits(constants(t, "code_1mad_divisor")[0])
+	r := math.Float32frombits(constants(t, "code_1mad_reciprocal")[0])
+	if d != 147.800537109375 || r != float32(1/float64(d)) {
+		t.Fatalf("divisor %v, reciprocal %v", d, r)
+	}
+	for i := -510; i <= 510; i++ {
+		y := float32(i)
+		q := y * r
+		got := f32.FMA(f32.FMA(-q, d, y), r, q)
+		if got != y/d {
+			t.Errorf("y = %d: %v, want %v", i, got, y/d)
+		}
+	}
+}
+
+func TestLaunchLimits(t *testing.T) {
+	for _, limit := range []struct{ threads, memory int }{{1024, ThreadgroupLimit}, {896, ThreadgroupLimit}, {256, ThreadgroupLimit}, {1024, 16 << 10}, {32, ThreadgroupLimit}} {
+		for d := 1; d <= 8192; d++ {
+			if !hadamard.Supported(d) {
+				continue
+			}
+			for _, rows := range []int{1, 5, 4096, 1 << 20} {
+				p, err := RowLaunch(d, rows, limit.threads, limit.memory)
+				if err != nil {
+					if 4*d <= limit.memory {
+						t.Errorf("RowLaunch(%d) in %d bytes: %v", d, limit.memory, err)
+					}
+					continue
+				}
+				held := p.Threads[0] / p.ThreadsPerRow
+				switch {
+				case p.ThreadsPerRow%32 != 0, p.Threads[0] != held*p.ThreadsPerRow, p.Threads[0] > limit.threads,
+					p.Bytes%16 != 0, p.Bytes > limit.memory, p.Bytes < 4*d*held, p.Groups[0]*held < rows, (p.Groups[0]-1)*held >= rows,
+					limit.threads >= 256 && limit.memory == ThreadgroupLimit && p.Threads[0] < 256 && 2*4*d*held <= limit.memory:
+					t.Errorf("RowLaunch(%d, %d, %v) = %+v", d, rows, limit, p)
+				}
+			}
+		}
+		for _, units := range []int{1, 3, 16, 64, 1000, 4096} {
+			for _, rows := range []int{1, 3, 4096, 1<<20 + 1} {
+				g := ElementGrid(units, rows, limit.threads)
+				n := g.Threads[0] * g.Threads[1]
+				if n > limit.threads || g.Groups[0]*g.Threads[0] < units || g.Groups[1]*g.Threads[1] < rows || n != min(256, limit.threads) {
+					t.Errorf("ElementGrid(%d, %d) = %+v", units, rows, g)
+				}
+			}
+		}
+		for _, rows := range []int{1, 7, 8, 9, 4096} {
+			if g := LaneGrid(rows, limit.threads); g.Threads[0]%32 != 0 || g.Threads[0] > limit.threads || g.Groups[0]*g.Threads[0]/32 < rows {
+				t.Errorf("LaneGrid(%d) = %+v", rows, g)
+			}
+		}
+		for L := 2; L <= 16; L++ {
+			for k := 1; k <= 8 && k < L; k++ {
+				p := TrellisLaunch(L, k, 256, limit.threads, limit.memory)
+				v, ok := Lookup(p.Kernel)
+				if !ok || v.Op != "trellis_encode" || v.Bits != 0 && v.Bits != k {
+					t.Errorf("L=%d k=%d: kernel %s", L, k, p.Kernel)
+				}
+				if p.Threads%32 != 0 || p.Threads > limit.threads || p.Bytes%16 != 0 || p.Bytes > limit.memory || p.SlotBytes%16 != 0 || p.SlotBytes < 256*8+256<<(L-k) {
+					t.Errorf("L=%d k=%d %v: %+v", L, k, limit, p)
+				}
+			}
+		}
+	}
+	if g := LaneGrid(4096, 1024); g.Threads[0] < 256 {
+		t.Errorf("LaneGrid(4096) launches %d threads", g.Threads[0])
+	}
+	for k := 1; k <= 7; k++ {
+		if p := TrellisLaunch(12, k, 256, 1024, ThreadgroupLimit); p.Threads != 1024 || p.Bytes != 32<<10 {
+			t.Errorf("L=12 k=%d: %+v, want every thread and every state in threadgroup memory", k, p)
+		}
+	}
+}
+
+func TestTableNamesEveryKernel(t *testing.T) {
+	table := Table()
+	for _, v := range Variants() {
+		if !strings.Contains(table, "`"+v.Name+"`") {
+			t.Errorf("the table lacks %s", v.Name)
+		}
+	}
+}
+
+func TestCheckCanaryLength(t *testing.T) {
+	if _, err := CheckCanary(make([]byte, CanaryLen-1)); err == nil {
+		t.Error("a short output is accepted")
+	}
+	if in, args := CanaryInput(); len(in) != int(args.Count)*12 {
+		t.Errorf("%d bytes of input for %d triples", len(in), args.Count)
+	}
+}
+
+func TestSourceNamesFiles(t *testing.T) {
+	for _, name := range metalFiles(t) {
+		if strings.Count(Source(), "#line 1 \""+name+"\"\n") != 1 {
+			t.Errorf("no #line directive for %s", name)
+		}
+	}
+	if len(Digest()) != 64 {
+		t.Errorf("Digest() = %q", Digest())
+	}
+}
