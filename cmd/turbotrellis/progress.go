@@ -8,21 +8,27 @@ import (
 	"golang.org/x/term"
 )
 
-// bar shows progress in bytes, with the rate and the time left, on standard
-// error if that is a terminal. Otherwise it is silent.
+// bar shows progress, with the rate and the time left, on standard error if
+// that is a terminal. Otherwise it is silent.
 type bar struct {
 	what string
+	unit string // what is counted; "" is bytes
 	bar  *progressbar.ProgressBar
 }
 
 // update is a progress callback.
 func (b *bar) update(done, total int64) {
 	if b.bar == nil {
+		units := progressbar.OptionShowBytes(true)
+		if b.unit != "" {
+			units = progressbar.OptionSetItsString(b.unit)
+		}
 		b.bar = progressbar.NewOptions64(total,
 			progressbar.OptionSetWriter(os.Stderr),
 			progressbar.OptionSetVisibility(term.IsTerminal(int(os.Stderr.Fd()))),
 			progressbar.OptionSetDescription(b.what),
-			progressbar.OptionShowBytes(true),
+			progressbar.OptionShowIts(),
+			units,
 			progressbar.OptionSetPredictTime(true),
 			progressbar.OptionThrottle(100*time.Millisecond),
 			progressbar.OptionClearOnFinish())
@@ -30,9 +36,17 @@ func (b *bar) update(done, total int64) {
 	b.bar.Set64(done) // a failure to draw is none of the work
 }
 
-// done removes the bar.
+// clear removes the bar until the next update.
+func (b *bar) clear() {
+	if b.bar != nil {
+		b.bar.Clear()
+	}
+}
+
+// done removes the bar. It may be called more than once.
 func (b *bar) done() {
 	if b.bar != nil {
 		b.bar.Exit()
+		b.bar = nil
 	}
 }

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/turbotrellis/turbotrellis/trellis/artifact"
+)
+
+// weightBar shows a bar for each stage of a model, and on w a line for each
+// matrix that was coded.
+type weightBar struct {
+	w   io.Writer
+	bar bar
+}
+
+// update is a progress callback.
+func (b *weightBar) update(p artifact.Progress) {
+	if p.Stage != b.bar.what {
+		b.bar.done()
+		b.bar = bar{what: p.Stage, unit: "weights"}
+		if p.Stage == artifact.Copying {
+			b.bar.unit = ""
+		}
+	}
+	if t := p.Finished; t != nil && p.Stage == artifact.Coding {
+		b.bar.clear()
+		note := ""
+		if t.Note != "" {
+			note = ", " + t.Note
+		}
+		fmt.Fprintf(b.w, "%s: k=%d, error %.5f%s\n", t.Name, t.Bits, t.Error, note)
+	}
+	b.bar.update(p.Done, p.Total)
+}
+
+// done removes the bar. It may be called more than once.
+func (b *weightBar) done() { b.bar.done() }
