@@ -8,20 +8,20 @@ import (
 )
 
 // RowBlocks is the number of blocks in a row of MeasureDistortion: with T = 256,
-// rows of 4096 weights, a usual width, whose scale adds 1/256 bit a weight.
-const RowBlocks = 16
+// rows of 1024 weights, a usual width, whose scale adds 1/64 bit a weight.
+const RowBlocks = 4
 
 // Distortion is the mean squared error of a code on N(0, 1) weights.
 type Distortion struct {
 	Blocks int
-	MSE    float64
+	MSE    float64 // over the weights' own mean square, which is 1 but for sampling
 	StdErr float64 // of MSE, from the spread of the rows; NaN for one row
 }
 
 // MeasureDistortion codes rows of RowBlocks·T independent N(0, 1) weights as
-// EncodeRow does, scale included, and returns the squared error a weight.
-// blocks is a positive multiple of RowBlocks. workers rows are coded at a time;
-// the result does not depend on it.
+// EncodeRow does, scale included, and returns the ratio of the squared error to
+// the sum of squares. blocks is a positive multiple of RowBlocks. workers rows
+// are coded at a time; the result does not depend on it.
 //
 // Row r is drawn by math/rand/v2's NormFloat64 over NewPCG(seed, r). This is a
 // measurement: no coded byte depends on it.
@@ -30,7 +30,7 @@ func MeasureDistortion(p Params, blocks int, seed uint64, workers int) (Distorti
 		return Distortion{}, fmt.Errorf("%w: %d blocks by %d workers, want a positive multiple of %d and at least 1",
 			ErrParams, blocks, workers, RowBlocks)
 	}
-	rows := make([]float64, blocks/RowBlocks)
+	rows := make([]rowError, blocks/RowBlocks)
 	workers = min(workers, len(rows))
 	errs := make([]error, workers)
 	var wg sync.WaitGroup
@@ -38,7 +38,7 @@ func MeasureDistortion(p Params, blocks int, seed uint64, workers int) (Distorti
 		wg.Go(func() {
 			e, err := NewEncoder(p)
 			for r := i; r < len(rows) && err == nil; r += workers {
-				rows[r], err = e.rowDistortion(rand.New(rand.NewPCG(seed, uint64(r))))
+				rows[r], err = e.measureRow(rand.New(rand.NewPCG(seed, uint64(r))))
 			}
 			errs[i] = err
 		})
@@ -49,20 +49,24 @@ func MeasureDistortion(p Params, blocks int, seed uint64, workers int) (Distorti
 			return Distortion{}, err
 		}
 	}
+	var squared, energy, spread float64
+	for _, r := range rows {
+		squared += r.squared
+		energy += r.energy
+	}
+	mse := squared / energy
+	for _, r := range rows {
+		d := r.squared - float64(mse*r.energy)
+		spread += float64(d * d)
+	}
 	n := float64(len(rows))
-	var sum, dev float64
-	for _, mse := range rows {
-		sum += mse
-	}
-	mean := sum / n
-	for _, mse := range rows {
-		d := mse - mean
-		dev += float64(d * d)
-	}
-	return Distortion{Blocks: blocks, MSE: mean, StdErr: math.Sqrt(dev / (n - 1) / n)}, nil
+	return Distortion{Blocks: blocks, MSE: mse, StdErr: math.Sqrt(spread*n/(n-1)) / energy}, nil
 }
 
-func (e *Encoder) rowDistortion(r *rand.Rand) (float64, error) {
+// rowError sums the squared errors and the squares of a row's weights.
+type rowError struct{ squared, energy float64 }
+
+func (e *Encoder) measureRow(r *rand.Rand) (rowError, error) {
 	w := make([]float32, RowBlocks*e.p.T)
 	for i := range w {
 		w[i] = float32(r.NormFloat64())
@@ -70,12 +74,13 @@ func (e *Encoder) rowDistortion(r *rand.Rand) (float64, error) {
 	recon := make([]float32, len(w))
 	codes := make([]uint32, RowBlocks*e.p.BlockWords())
 	if _, err := e.EncodeRow(codes, recon, w); err != nil {
-		return 0, err
+		return rowError{}, err
 	}
-	var sum float64
+	var sum rowError
 	for i, v := range w {
 		d := float64(recon[i]) - float64(v)
-		sum += float64(d * d)
+		sum.squared += float64(d * d)
+		sum.energy += float64(float64(v) * float64(v))
 	}
-	return sum / float64(len(w)), nil
+	return sum, nil
 }
