@@ -1,0 +1,148 @@
+//go:build metal
+
+package metal
+
+import (
+	"bytes"
+	"fmt"
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/internal/vec"
+)
+
+// diff fails the test at the first element where got and want differ, NaN equal
+// to NaN, and returns the number of elements it compared.
+func diff(t *testing.T, what string, d codec.DType, got, want []byte) int {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d bytes, want %d", what, len(got), len(want))
+	}
+	size := max(d.Size(), 1)
+	for i := 0; i < len(got); i += size {
+		g, w := got[i:i+size], want[i:i+size]
+		if bytes.Equal(g, w) || d != 0 && d.Load(g) != d.Load(g) && d.Load(w) != d.Load(w) {
+			continue
+		}
+		t.Fatalf("%s: element %d = %x, want %x", what, i/size, g, w)
+	}
+	return len(got) / size
+}
+
+func dtype(t *testing.T, name string) codec.DType {
+	t.Helper()
+	d, err := codec.ParseDType(strings.ToLower(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func newCodec(t testing.TB, b *Backend, p codec.KVParams) codec.KV {
+	t.Helper()
+	kv, err := b.KV(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kv
+}
+
+// TestVectorKV reproduces every output in testdata/kv.
+func TestVectorKV(t *testing.T) {
+	b := open(t, Options{})
+	total := 0
+	for _, d := range []string{"64", "128", "256", "512"} {
+		for _, kind := range []string{"", "_g64", "_bf16", "_f16"} {
+			name := "kv_d" + d + kind
+			t.Run(name, func(t *testing.T) {
+				f := vec.Load(t, path.Join("kv", name+".safetensors"))
+				total += vectorKV(t, b, f, strings.TrimPrefix(kind, "_"))
+			})
+		}
+	}
+	if total == 0 {
+		t.Fatal("nothing compared")
+	}
+	t.Logf("compared %d elements", total)
+}
+
+func vectorKV(t *testing.T, b *Backend, f vec.File, kind string) (compared int) {
+	x := codec.Tensor{DType: dtype(t, f["x"].DType), Shape: f["x"].Shape, Data: f["x"].Data}
+	group := 32
+	if kind == "g64" {
+		group = 64
+	}
+	if kind != "" {
+		kind += "."
+	}
+	used := map[string]bool{"x": true}
+	same := func(key string, d codec.DType, got []byte) {
+		if v, ok := f[key]; ok {
+			used[key] = true
+			compared += diff(t, key, d, got, v.Data)
+		}
+	}
+	for _, kt := range codec.KeyTypes() {
+		for _, policy := range []codec.Policy{codec.Compat, codec.Finite} {
+			key := fmt.Sprintf("k.%s.%s%v.", kt.Name, kind, policy)
+			if _, ok := f[key+"codes"]; !ok {
+				continue
+			}
+			kv := newCodec(t, b, codec.KVParams{HeadDim: x.Dim(), KeyBits: kt.Bits, KeySigned: kt.Signed, ValueBits: 3, Group: group, Policy: policy})
+			var k codec.Keys
+			if err := kv.EncodeKeys(&k, x); err != nil {
+				t.Fatal(err)
+			}
+			same(key+"codes", 0, k.Codes)
+			same(key+"scales", codec.F16, k.Scales)
+			same(key+"zeros", codec.F16, k.Zeros)
+			if v, ok := f[key+"decoded"]; ok {
+				out := codec.NewTensor(dtype(t, v.DType), x.Shape...)
+				if err := kv.DecodeKeys(out, k); err != nil {
+					t.Fatal(err)
+				}
+				same(key+"decoded", out.DType, out.Data)
+			}
+		}
+	}
+	for _, bits := range []int{2, 3, 4, 5, 8} {
+		for _, rule := range []codec.ScaleRule{codec.RMS, codec.Search} {
+			kv := newCodec(t, b, codec.KVParams{HeadDim: x.Dim(), KeyBits: 8, ValueBits: bits, Group: group, Scale: rule})
+			key := fmt.Sprintf("v.%d.%s", bits, kind)
+			if rule == codec.Search {
+				key += "search."
+			}
+			if _, ok := f[key+"codes"]; !ok {
+				continue
+			}
+			var v codec.Values
+			if err := kv.EncodeValues(&v, x); err != nil {
+				t.Fatal(err)
+			}
+			same(key+"codes", 0, v.Codes)
+			same(key+"scales", codec.F16, v.Scales)
+			for out, decode := range map[string]func(codec.Tensor, codec.Values) error{
+				"rotated": kv.DecodeValuesRotated, "decoded": kv.DecodeValues, "decoded_bf16": kv.DecodeValues,
+			} {
+				if e, ok := f[key+out]; ok {
+					y := codec.NewTensor(dtype(t, e.DType), x.Shape...)
+					if err := decode(y, v); err != nil {
+						t.Fatal(err)
+					}
+					same(key+out, y.DType, y.Data)
+				}
+			}
+		}
+	}
+	for _, key := range f.Names() {
+		if !used[key] {
+			t.Errorf("vector %s was not compared", key)
+		}
+	}
+	if compared == 0 {
+		t.Error("nothing compared")
+	}
+	return compared
+}
