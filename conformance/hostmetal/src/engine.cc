@@ -92,6 +92,12 @@ const char *Memory::damage() const {
   return nullptr;
 }
 
+void Memory::repair() {
+  auto data = static_cast<unsigned char *>(data_);
+  poison(data - kGuard, kGuard);
+  poison(data + length_, kGuard);
+}
+
 void Memory::fill_poison() {
   auto p = static_cast<unsigned char *>(data_);
   uint64_t pattern = 0xffa5ffa5ffa5ffa5ull;
@@ -599,9 +605,10 @@ std::string run(const Dispatch &d) {
   if (!job.failure.empty()) return job.failure;
   for (int i = 0; i < 31; i++) {
     const char *damage = d.buffers[i].memory ? d.buffers[i].memory->damage() : nullptr;
-    if (damage)
-      return "kernel '" + d.name + "' wrote " + damage + " of buffer " + std::to_string(i) + " (" +
-             std::to_string(d.buffers[i].memory->length()) + " bytes" + (d.buffers[i].bytes ? ", from setBytes)" : ")");
+    if (!damage) continue;
+    d.buffers[i].memory->repair();
+    return "kernel '" + d.name + "' wrote " + damage + " of buffer " + std::to_string(i) + " (" +
+           std::to_string(d.buffers[i].memory->length()) + " bytes" + (d.buffers[i].bytes ? ", from setBytes)" : ")");
   }
   return "";
 }

@@ -22,6 +22,7 @@ class Memory {
   size_t length() const { return length_; }
   // damage says where a guard word was overwritten: "before its start", "past its end", or null.
   const char *damage() const;
+  void repair();  // the guard words
   void fill_poison();
 
  private:

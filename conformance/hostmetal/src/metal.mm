@@ -104,7 +104,7 @@ namespace {
     for (auto &z : zombies)
       if (z.first == zombie) name = kKindNames[z.second];
   }
-  bool release = selector == @selector(release) || selector == @selector(autorelease);
+  bool release = sel_isEqual(selector, @selector(release)) || sel_isEqual(selector, @selector(autorelease));
   fprintf(stderr, "hostmetal: -[%s %s] sent to a deallocated object: %s\n", name, sel_getName(selector),
           release ? "released once too often" : "used after its release");
   abort();

@@ -267,14 +267,15 @@ class Rewriter {
                      const std::vector<std::string> &bind) {
     std::string id = std::to_string(next_id_++), types;
     for (auto &b : bind) types += (types.empty() ? "" : ", ") + b;
-    std::string B = "::hm::Binding<" + types + ">", hidden = "extern \"C\" __attribute__((visibility(\"hidden\"))) void ";
-    return " " + hidden + "hm_thread_" + id + "(const ::hm::Group *g, unsigned linear) { " + B + "::call(&" + function +
-           ", ::hm::thread_at(g, linear)); } " + hidden + "hm_loop_" + id +
-           "(const ::hm::Group *g, const unsigned *order) { for (unsigned i = 0; i < g->threads; i++) " + B + "::call(&" +
-           function + ", ::hm::thread_at(g, order ? order[i] : i)); } __attribute__((constructor)) static void hm_register_" +
-           id + "() { static const ::hm::Kernel k = {" + name + ", \"" + id + "\", " + B + "::arguments(&" + function + "), " +
-           B + "::check(&" + function + "), " + (max.empty() ? "0" : "(" + max + ")") + ", hm_thread_" + id + ", hm_loop_" + id +
-           "}; ::hm::hostmetal_register(&k); }";
+    std::string hidden = "extern \"C\" __attribute__((visibility(\"hidden\"))) void ", binding = "::hm::Binding<" + types + ">";
+    // The names are the implementation's, so that none hides the kernel's.
+    return " " + hidden + "hm_thread_" + id + "(const ::hm::Group *__g, unsigned __i) { " + binding + "::call(&" + function +
+           ", ::hm::thread_at(__g, __i)); } " + hidden + "hm_loop_" + id +
+           "(const ::hm::Group *__g, const unsigned *__order) { for (unsigned __i = 0; __i < __g->threads; __i++) " + binding +
+           "::call(&" + function + ", ::hm::thread_at(__g, __order ? __order[__i] : __i)); } " +
+           "__attribute__((constructor)) static void hm_register_" + id + "() { static const ::hm::Kernel __k = {" + name + ", \"" + id +
+           "\", " + binding + "::arguments(&" + function + "), " + binding + "::check(&" + function + "), " +
+           (max.empty() ? "0" : "(" + max + ")") + ", hm_thread_" + id + ", hm_loop_" + id + "}; ::hm::hostmetal_register(&__k); }";
   }
 
   // kernel handles the declaration in which `kernel` or [[kernel]] stands at i.

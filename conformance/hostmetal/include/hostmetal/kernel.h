@@ -89,6 +89,7 @@ template <class P> struct describe<P, kValue> {
 };
 
 extern "C" void hostmetal_register(const Kernel *);
+extern "C" void hostmetal_threadgroup_variable(void *, size_t);
 
 template <class... D> struct Binding {
   template <class... A> static constexpr uint check(void (*)(A...)) {
