@@ -59,9 +59,9 @@ func (e *Encoder) cost(states []uint16, x []float32) float64 {
 	return sum
 }
 
-// QTIP's Table 2: at L = 12, algorithm 4 has the distortion of the optimum over
-// all overlaps to four digits. Half its block length is a harder test; there k =
-// 1 alone shows a gap, under half a percent.
+// QTIP's Table 2: at L = 12 and T = 256, algorithm 4 has the distortion of the
+// optimum over all overlaps to four digits. Half the block length is a harder
+// test; there only k = 1 shows a gap, under half a percent.
 func TestAlgorithm4(t *testing.T) {
 	for _, c := range []struct {
 		k, blocks int
