@@ -10,6 +10,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -73,6 +74,9 @@ func (b *bench) pipeline(t testing.TB, name string) gpu.Pipeline {
 	lib, ok := b.libraries[v.Family]
 	if !ok {
 		source, err := shaders.FamilySource(v.Family)
+		if err == nil {
+			source, err = mutate(source)
+		}
 		if err == nil {
 			lib, err = b.device.NewLibrary(source, gpu.CompileOptions{})
 		}
@@ -164,8 +168,8 @@ func dtype(d codec.DType) uint32 {
 	return map[codec.DType]uint32{codec.F32: shaders.TypeF32, codec.F16: shaders.TypeF16, codec.BF16: shaders.TypeBF16}[d]
 }
 
-// compact is the view of rows of n elements without gaps.
-func compact(n int) shaders.View { return shaders.View{S2: int64(n), S3: 1} }
+// compact is the view of rows of n elements without gaps. A row past the last (N2) is far away.
+func compact(n int) shaders.View { return shaders.View{S0: 1 << 30, S2: int64(n), S3: 1} }
 
 // diff compares two byte strings of elements of the given size; NaN equals NaN.
 func diff(t testing.TB, what string, got, want []byte, d codec.DType) {
@@ -368,6 +372,16 @@ func TestKernelHadamard(t *testing.T) {
 	t.Logf("%d elements", elements)
 }
 
+type part struct{ first, rows int }
+
+// parts is all rows at once, or for odd i in two dispatches.
+func parts(rows, i int) []part {
+	if i%2 == 0 {
+		return []part{{0, rows}}
+	}
+	return []part{{0, rows / 2}, {rows / 2, rows - rows/2}}
+}
+
 type kvCase struct {
 	p  codec.KVParams
 	in codec.DType
@@ -419,10 +433,12 @@ func TestKernelKeys(t *testing.T) {
 					}
 					codes, scales, zeros, status := make([]byte, rows*codesLen), make([]byte, rows*scalesLen), make([]byte, rows*scalesLen), clearStatus()
 					name := "keys_encode_" + keyName(p)
-					b.run(t, name, shaders.LaneGrid(rows, b.maxThreads(t, name)), 0, &shaders.KeysEncodeArgs{
-						X: view, Codes: out(codesLen), Scales: out(groups), Zeros: out(groups), N1: uint32(n1), N2: uint32(n2), Rows: rows,
-						Dim: uint32(d), Group: uint32(group), XType: dtype(c.in), ScaleType: dtype(scaleType), Policy: policy(pol),
-					}, data, codes, scales, zeros, status)
+					for _, part := range parts(rows, i) {
+						b.run(t, name, shaders.LaneGrid(part.rows, b.maxThreads(t, name)), 0, &shaders.KeysEncodeArgs{
+							X: view, Codes: out(codesLen), Scales: out(groups), Zeros: out(groups), N1: uint32(n1), N2: uint32(n2), Row0: uint32(part.first), Rows: uint32(part.rows),
+							Dim: uint32(d), Group: uint32(group), XType: dtype(c.in), ScaleType: dtype(scaleType), Policy: policy(pol),
+						}, data, codes, scales, zeros, status)
+					}
 					diff(t, c.String()+" scales", scales, want.Scales, scaleType)
 					diff(t, c.String()+" zeros", zeros, want.Zeros, scaleType)
 					diff(t, c.String()+" codes", codes, want.Codes, 0)
@@ -439,10 +455,12 @@ func TestKernelKeys(t *testing.T) {
 							outData, outView, wide = shape.Data, out(d), 1
 						}
 						name := "keys_decode_" + keyName(p)
-						b.run(t, name, shaders.ElementGrid(d/8, rows, b.maxThreads(t, name)), 0, &shaders.KeysDecodeArgs{
-							Codes: out(codesLen), Scales: out(groups), Zeros: out(groups), Out: outView, N1: uint32(n1), N2: uint32(n2), Rows: rows,
-							Dim: uint32(d), Group: uint32(group), ScaleType: dtype(scaleType), OutType: dtype(outType), Wide: wide,
-						}, codes, scales, zeros, outData)
+						for _, part := range parts(rows, i+j) {
+							b.run(t, name, shaders.ElementGrid(d/8, part.rows, b.maxThreads(t, name)), 0, &shaders.KeysDecodeArgs{
+								Codes: out(codesLen), Scales: out(groups), Zeros: out(groups), Out: outView, N1: uint32(n1), N2: uint32(n2), Row0: uint32(part.first), Rows: uint32(part.rows),
+								Dim: uint32(d), Group: uint32(group), ScaleType: dtype(scaleType), OutType: dtype(outType), Wide: wide,
+							}, codes, scales, zeros, outData)
+						}
 						diff(t, fmt.Sprint(c, " decoded ", outType), gather(outData, outView, outType.Size(), rows, n1, n2, d), wantOut.Data, outType)
 						elements += rows * d
 					}
@@ -496,18 +514,21 @@ func TestKernelValues(t *testing.T) {
 				}
 				for _, variant := range variants {
 					name := fmt.Sprintf("values_encode_b%d_%s", bits, variant)
-					args := shaders.ValuesEncodeArgs{X: view, Codes: out(codesLen), Scales: out(groups), N1: uint32(n1), N2: uint32(n2), Rows: rows,
+					args := shaders.ValuesEncodeArgs{X: view, Codes: out(codesLen), Scales: out(groups), N1: uint32(n1), N2: uint32(n2),
 						Dim: uint32(d), Group: uint32(group), Factor: uint32(factor(d)), XType: dtype(c.in), ScaleType: dtype(scaleType), Search: searching, Norm: norm(d)}
-					grid, memory := shaders.LaneGrid(rows, b.maxThreads(t, name)), 0
-					plan, err := shaders.RowLaunch(d, rows, b.maxThreads(t, name), shaders.ThreadgroupLimit)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if variant == "any" {
-						grid, memory, args.ThreadsPerRow = plan.Grid, plan.Bytes, uint32(plan.ThreadsPerRow)
-					}
 					codes, scales, status := make([]byte, rows*codesLen), make([]byte, rows*scalesLen), clearStatus()
-					b.run(t, name, grid, memory, &args, data, codes, scales, status, levels(t, bits), signs(d))
+					for _, part := range parts(rows, i) {
+						grid, memory := shaders.LaneGrid(part.rows, b.maxThreads(t, name)), 0
+						if variant == "any" {
+							plan, err := shaders.RowLaunch(d, part.rows, b.maxThreads(t, name), shaders.ThreadgroupLimit)
+							if err != nil {
+								t.Fatal(err)
+							}
+							grid, memory, args.ThreadsPerRow = plan.Grid, plan.Bytes, uint32(plan.ThreadsPerRow)
+						}
+						args.Row0, args.Rows = uint32(part.first), uint32(part.rows)
+						b.run(t, name, grid, memory, &args, data, codes, scales, status, levels(t, bits), signs(d))
+					}
 					diff(t, fmt.Sprint(name, c, " scales"), scales, want.Scales, scaleType)
 					diff(t, fmt.Sprint(name, c, " codes"), codes, want.Codes, 0)
 					if !bytes.Equal(status, clearStatus()) {
@@ -668,6 +689,45 @@ func TestKernelStatus(t *testing.T) {
 	}
 }
 
+// Samples that the caller divided: the encoder itself finds what it cannot code.
+func TestKernelTrellisStatus(t *testing.T) {
+	b := open(t)
+	table, err := trellis.AppendValues(nil, trellis.OneMAD, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rows, T = 6, 32
+	for _, bad := range []struct {
+		name      string
+		at        map[int]float32
+		nonFinite uint32
+		beyond    uint32
+	}{
+		{"none", nil, shaders.StatusClear, shaders.StatusClear},
+		{"limits", map[int]float32{3: 0x1p60, 70: -0x1p60}, shaders.StatusClear, shaders.StatusClear},
+		{"beyond", map[int]float32{150: 0x1.000002p60, 70: -0x1p90}, shaders.StatusClear, 70},
+		{"both", map[int]float32{33: float32(math.Inf(1)), 190: float32(math.NaN()), 31: 0x1p61}, 33, 31},
+	} {
+		x := make([]float32, rows*T)
+		for i := range x {
+			x[i] = float32(i%5) - 2
+		}
+		for i, v := range bad.at {
+			x[i] = v
+		}
+		plan := shaders.TrellisLaunch(8, 2, T, 1024, shaders.ThreadgroupLimit)
+		status := clearStatus()
+		b.run(t, plan.Kernel, shaders.Grid{Groups: [3]int{2, 1, 1}, Threads: [3]int{plan.Threads, 1, 1}}, plan.Bytes, &shaders.TrellisEncodeArgs{
+			W: compact(T), Codes: compact(2), States: compact(T), SlotBytes: plan.SlotBytes, Blocks: rows, RowBlocks: 1, Block: T, StateBits: 8, Bits: 2, TailBiting: 1, WriteStates: 1,
+		}, words(x), nil, words(table), nil, make([]byte, 2*len(x)), make([]byte, 2*plan.SlotBytes), status)
+		got := read[uint32](status, 2)
+		// Beyond the range includes the infinities, which the other word has too.
+		if got[shaders.StatusNonFinite] != bad.nonFinite || got[shaders.StatusScaleOverflow] != bad.beyond {
+			t.Errorf("%s: status %d, want %d and %d", bad.name, got, bad.nonFinite, bad.beyond)
+		}
+	}
+}
+
 func TestKernelTrellis(t *testing.T) {
 	b := open(t)
 	used := map[string]bool{}
@@ -681,7 +741,7 @@ func TestKernelTrellis(t *testing.T) {
 		{12, 5, 32, trellis.OneMAD, false}, {12, 6, 32, trellis.OneMAD, false}, {12, 7, 32, trellis.OneMAD, false}, {12, 8, 32, trellis.OneMAD, false},
 		{12, 3, 64, trellis.OneMAD, true}, {10, 4, 64, trellis.ThreeInst, false}, {8, 2, 64, trellis.OneMAD, false}, {7, 1, 32, trellis.Rand, true},
 		{4, 1, 32, trellis.OneMAD, false}, {5, 4, 32, trellis.Rand, false}, {6, 3, 32, trellis.OneMAD, true}, {9, 8, 16, trellis.OneMAD, false},
-		{14, 2, 32, trellis.ThreeInst, false}, {13, 5, 32, trellis.OneMAD, true},
+		{14, 2, 32, trellis.ThreeInst, false}, {13, 5, 32, trellis.OneMAD, true}, {16, 2, 16, trellis.OneMAD, false},
 	} {
 		p := trellis.Params{L: c.L, K: c.k, T: c.T, Code: c.code, FreeEnds: c.free}
 		enc, err := trellis.NewEncoder(p)
@@ -720,7 +780,10 @@ func TestKernelTrellis(t *testing.T) {
 		n := c.T * c.k / 32
 		for _, limit := range []struct{ threads, memory int }{{1024, 32 << 10}, {256, 32 << 10}, {1024, 1 << 10}} {
 			plan := shaders.TrellisLaunch(c.L, c.k, c.T, limit.threads, limit.memory)
-			used[plan.Kernel] = true
+			if used[fmt.Sprint(c, plan)] {
+				continue
+			}
+			used[fmt.Sprint(c, plan)], used[plan.Kernel] = true, true
 			const slots = 3
 			states, codes, status := make([]byte, 2*len(x)), make([]byte, 4*rows*perRow*n), clearStatus()
 			args := shaders.TrellisEncodeArgs{W: compact(cols), Codes: compact(perRow * n), States: compact(cols), SlotBytes: plan.SlotBytes, Blocks: rows * perRow, RowBlocks: perRow,
@@ -929,5 +992,149 @@ func TestKernelCanary(t *testing.T) {
 		if _, err := shaders.CheckCanary(bad); err == nil {
 			t.Errorf("word %d is not judged", i)
 		}
+	}
+}
+
+// mutations are mistakes on copies of the sources; each must make the named test fail.
+var mutations = []struct{ name, old, new, test string }{
+	{"barrier between passes removed", "        threadgroup_barrier(mem_flags::mem_threadgroup);\n    }\n    if (m != 1)", "    }\n    if (m != 1)", "Hadamard"},
+	{"barrier before the transform removed", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    uint h = 1;", "    uint h = 1;", "Hadamard"},
+	{"barrier of a Viterbi step removed", "        threadgroup_barrier(mem_flags::mem_threadgroup);\n        threadgroup float* swap", "        threadgroup float* swap", "Trellis$"},
+	{"return before a barrier", "threadgroup float* buf = memory + in_group * a.dim;", "if (!active) { return; }\n    threadgroup float* buf = memory + in_group * a.dim;", "Hadamard"},
+	{"tree from the other end", "for (ushort mask = 16; mask > 0; mask >>= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "for (ushort mask = 1; mask < 32; mask <<= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "Values"},
+	{"wrong shuffle mask", "const float partner = simd_shuffle_xor(x[e], ushort(h));", "const float partner = simd_shuffle_xor(x[e], ushort(h ^ 1u));", "Hadamard"},
+	{"tail guard dropped", "if (first >= a.dim || at.y >= a.rows) {", "if (first >= a.dim) {", "Pack"},
+	{"one row too many", "const bool active = nth < a.rows;", "const bool active = nth <= a.rows;", "Keys"},
+	{"fused key", "return shifted * scale;", "return fma(key_value(code, is_signed), scale, zero * scale);", "Keys"},
+	{"fused metric", "const float product = x * f[i * Q + q];\n                const float e = product - squares[i * Q + q];", "const float e = fma(x, f[i * Q + q], -squares[i * Q + q]);", "Trellis$"},
+	{"fused subtraction of the zero point", "float q = v / se;\n            q = q - zero;", "const float inverse = 1.0f / se;\n            float q = fma(v, inverse, -zero);", "Keys"},
+	{"round for rint", "q = rint(q);", "q = round(q);", "Keys"},
+	{"no canonical inputs", "return magnitude < 0x1f800000u ? 0.0f : x;", "return x;", "Values"},
+	{"bf16 truncated", "return ushort((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);", "return ushort(u >> 16);", "Keys"},
+	{"largest index reported", "atomic_fetch_min_explicit(status + word, index, memory_order_relaxed);", "atomic_store_explicit(status + word, index, memory_order_relaxed);", "Status"},
+	{"strides of two dimensions exchanged", "long(r.x) * v.s0 + long(r.y) * v.s1", "long(r.x) * v.s1 + long(r.y) * v.s0", "Keys"},
+	{"ties to the smallest predecessor", "if (g >= best) {", "if (g > best) {", "Trellis$"},
+	{"decoder's matrix not transposed", "a.transposed != 0", "false", "Hadamard"},
+	{"block without its wrap", "w + 1u == words ? 0u : w + 1u", "w + 1u == words ? w : w + 1u", "Trellis$"},
+	{"threads swapped in the packed unit", "const uint word = u < 4 ? lo : hi;", "const uint word = u < 4 ? hi : lo;", "Values"},
+}
+
+const mutationVariable = "TURBOTRELLIS_MUTATION"
+
+// mutate applies the mutation that the environment names, if it fits the source.
+func mutate(source string) (string, error) {
+	for _, m := range mutations {
+		if m.name == os.Getenv(mutationVariable) {
+			return strings.ReplaceAll(source, m.old, m.new), nil
+		}
+	}
+	return source, nil
+}
+
+func TestMutationsAreCaught(t *testing.T) {
+	if os.Getenv("TURBOTRELLIS_LONG") == "" {
+		t.Skip("compiles a copy of the shaders for each mistake: set TURBOTRELLIS_LONG")
+	}
+	open(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutations {
+		if !strings.Contains(shaders.Source(), m.old) {
+			t.Errorf("%s: the sources no longer contain %q", m.name, m.old)
+			continue
+		}
+		cmd := exec.Command(exe, "-test.run=^TestKernel"+m.test, "-test.short")
+		cmd.Env = append(os.Environ(), mutationVariable+"="+m.name)
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			t.Errorf("%s: not caught", m.name)
+			continue
+		}
+		t.Logf("%s: %s", m.name, firstFailure(string(out)))
+	}
+}
+
+// firstFailure picks the line that says what failed.
+func firstFailure(out string) string {
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "kernels_test.go") || strings.Contains(line, "hostmetal") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return out
+}
+
+// BenchmarkKernel reports elements a second by the device's own clock.
+func BenchmarkKernel(b *testing.B) {
+	d := open(b)
+	const rows, dim = 4096, 128
+	x := words(samples(rows, dim, 1))
+	view := func(n int) shaders.View { return compact(n) }
+	type launch struct {
+		name    string
+		grid    shaders.Grid
+		memory  int
+		args    any
+		buffers [][]byte
+	}
+	codes, scales := make([]byte, rows*dim*3/8), make([]byte, rows*8)
+	for i := range codes {
+		codes[i] = byte(i * 37)
+	}
+	for i := range scales {
+		scales[i] = byte(0x30 + i%2*8)
+	}
+	table, err := trellis.AppendValues(nil, trellis.OneMAD, 12)
+	if err != nil {
+		b.Fatal(err)
+	}
+	plan := shaders.TrellisLaunch(12, 2, 256, 1024, shaders.ThreadgroupLimit)
+	const blocks = 8
+	for _, l := range []launch{
+		{"values_decode_b3", shaders.ElementGrid(dim/8, rows, 256), 0, &shaders.ValuesDecodeArgs{Codes: view(dim * 3 / 8), Scales: view(4), Out: view(dim), N1: 1, N2: rows, Rows: rows,
+			Dim: dim, Group: 32, ScaleType: shaders.TypeF16, OutType: shaders.TypeBF16, Wide: 1}, [][]byte{codes, scales, make([]byte, rows*dim*2), levels(b, 3)}},
+		{"values_encode_b3_d128", shaders.LaneGrid(rows, 256), 0, &shaders.ValuesEncodeArgs{X: view(dim), Codes: view(dim * 3 / 8), Scales: view(4), N1: 1, N2: rows, Rows: rows,
+			Dim: dim, Group: 32, ScaleType: shaders.TypeF16, Norm: norm(dim)}, [][]byte{x, make([]byte, len(codes)), make([]byte, len(scales)), clearStatus(), levels(b, 3), signs(dim)}},
+		{"keys_encode_s8", shaders.LaneGrid(rows, 256), 0, &shaders.KeysEncodeArgs{X: view(dim), Codes: view(dim), Scales: view(4), Zeros: view(4), N1: 1, N2: rows, Rows: rows,
+			Dim: dim, Group: 32, ScaleType: shaders.TypeF16}, [][]byte{x, make([]byte, rows*dim), make([]byte, len(scales)), make([]byte, len(scales)), clearStatus()}},
+		{"kv_inverse_b3_d128", shaders.LaneGrid(rows, 256), 0, &shaders.KVDecodeArgs{VCodes: view(dim * 3 / 8), VScales: view(4), VOut: view(dim), N1: 1, N2: rows, Rows: rows,
+			VDim: dim, VGroup: 32, ScaleType: shaders.TypeF16, VType: shaders.TypeBF16, Norm: norm(dim)},
+			[][]byte{nil, nil, nil, codes, scales, nil, make([]byte, rows*dim*2), levels(b, 3), signs(dim)}},
+		{plan.Kernel, shaders.Grid{Groups: [3]int{blocks, 1, 1}, Threads: [3]int{plan.Threads, 1, 1}}, plan.Bytes, &shaders.TrellisEncodeArgs{W: view(256), Codes: view(16), States: view(256),
+			SlotBytes: plan.SlotBytes, Blocks: blocks, RowBlocks: 1, Block: 256, StateBits: 12, Bits: 2, TailBiting: 1, WriteCodes: 1},
+			[][]byte{x[:blocks*1024], nil, words(table), make([]byte, blocks*64), nil, make([]byte, blocks*plan.SlotBytes), clearStatus()}},
+		{"trellis_expand4_k2", shaders.ElementGrid(dim*8/4, rows/8, 256), 0, &shaders.TrellisExpandArgs{Codes: view(dim / 2), Scales: view(1), Out: view(dim * 8), Rows: rows / 8, Cols: dim * 8,
+			Block: 256, StateBits: 12, Bits: 2, OutType: shaders.TypeBF16, Wide: 1}, [][]byte{codes, scales, words(table), make([]byte, rows*dim*2)}},
+	} {
+		b.Run(l.name, func(b *testing.B) {
+			n := rows * dim
+			if l.name == plan.Kernel {
+				n = blocks * 256
+			}
+			dispatch := gpu.Dispatch{Pipeline: d.pipeline(b, l.name), Args: shaders.Append(nil, l.args), Groups: l.grid.Groups, GroupSize: l.grid.Threads}
+			if l.memory > 0 {
+				dispatch.ThreadgroupMemory = []int{l.memory}
+			}
+			for _, data := range l.buffers {
+				buf, err := d.device.NewBuffer(max(len(data), 4))
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer buf.Release()
+				copy(buf.Bytes(), data)
+				dispatch.Buffers = append(dispatch.Buffers, gpu.Binding{Buffer: buf})
+			}
+			seconds := 0.0
+			for b.Loop() {
+				took, err := d.device.Run(dispatch)
+				if err != nil {
+					b.Fatal(err)
+				}
+				seconds += took.Seconds()
+			}
+			b.ReportMetric(float64(n)*float64(b.N)/seconds/1e6, "Melem/s")
+		})
 	}
 }
