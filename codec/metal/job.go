@@ -16,7 +16,8 @@ type job struct {
 	tables  []*table
 	list    []gpu.Dispatch
 	late    []gpu.Dispatch // run behind list: copies out
-	after   []func()
+	after   []func()       // copies behind each run
+	last    []func()       // copies that finish makes
 }
 
 func (b *Backend) newJob() *job { return &job{b: b} }
@@ -75,6 +76,13 @@ func (j *job) run() error {
 	}
 	j.list, j.late, j.after = nil, nil, nil
 	return nil
+}
+
+// finish makes the copies that wait for all runs to have succeeded.
+func (j *job) finish() {
+	for _, f := range j.last {
+		f()
+	}
 }
 
 // release gives everything back.

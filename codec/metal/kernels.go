@@ -80,6 +80,16 @@ func (n need) met(v shaders.Variant) bool {
 		(v.KeyBits == 0 || v.KeyBits == n.keyBits && v.Signed == n.signed)
 }
 
+// named returns the kernel of that name.
+func (k *kernels) named(name string) (kernel, error) {
+	for _, v := range variants() {
+		if v.Name == name {
+			return k.get(v)
+		}
+	}
+	return kernel{}, fmt.Errorf("%w named %s", errNoKernel, name)
+}
+
 var variants = sync.OnceValue(shaders.Variants)
 
 var errNoKernel = errors.New("no kernel")

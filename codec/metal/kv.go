@@ -82,7 +82,7 @@ func (c *KV) encodeKeys(out codec.Keys, t codec.Tensor) (status, error) {
 	if p.Policy == codec.Compat {
 		policy = shaders.PolicyCompat
 	}
-	return found, b.overRows([]*operand{x, codes, scales, zeros}, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
+	return found, b.overRows(3, []*operand{x, codes, scales, zeros}, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
 		words, err := j.status()
 		if err != nil {
 			return err
@@ -148,7 +148,7 @@ func (c *KV) encodeValues(out codec.Values, t codec.Tensor) (status, error) {
 	if p.Scale == codec.Search {
 		search = 1
 	}
-	return found, b.overRows([]*operand{x, codes, scales}, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
+	return found, b.overRows(3, []*operand{x, codes, scales}, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
 		words, err := j.status()
 		if err != nil {
 			return err
@@ -200,7 +200,7 @@ func (c *KV) decodeKeys(dst codec.Tensor, keys codec.Keys) error {
 	if err != nil {
 		return err
 	}
-	return b.overRows(append(c.keys(keys), b.tensor(dst, true)), func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
+	return b.overRows(3, append(c.keys(keys), b.tensor(dst, true)), func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
 		args := shaders.KeysDecodeArgs{
 			Codes: v[0], Scales: v[1], Zeros: v[2], Out: v[3], N1: uint32(pl.n1), N2: uint32(pl.n2), Row0: uint32(row), Rows: uint32(n),
 			Dim: uint32(p.HeadDim), Group: uint32(p.Group), ScaleType: dtypes[p.ScaleType], OutType: dtypes[dst.DType], Wide: wide(v[3]),
@@ -262,7 +262,7 @@ func (c *KV) decodeValues(dst codec.Tensor, values codec.Values) error {
 	if err != nil {
 		return err
 	}
-	return b.overRows(append(c.values(values), b.tensor(dst, true)), func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
+	return b.overRows(3, append(c.values(values), b.tensor(dst, true)), func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
 		table, err := j.table(tableKey{levelTable, p.ValueBits, 0})
 		if err != nil {
 			return err
@@ -319,7 +319,7 @@ func (c *KV) decodeJoint(dstK, dstV codec.Tensor, keys codec.Keys, values codec.
 		return err
 	}
 	ops := append(append(c.keys(keys), c.values(values)...), b.tensor(dstK, true), b.tensor(dstV, true))
-	return b.overRows(ops, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
+	return b.overRows(3, ops, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
 		table, err := j.table(tableKey{levelTable, p.ValueBits, 0})
 		if err != nil {
 			return err
@@ -345,7 +345,7 @@ func (c *KV) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values code
 	if both {
 		ops = append(append(ops, c.keys(keys)...), b.tensor(dstK, true))
 	}
-	return b.overRows(ops, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
+	return b.overRows(3, ops, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
 		table, err := j.table(tableKey{levelTable, p.ValueBits, 0})
 		if err != nil {
 			return err
@@ -398,7 +398,7 @@ func (c *KV) unrotate(dst, x codec.Tensor) error {
 	if err != nil {
 		return err
 	}
-	return b.overRows([]*operand{b.tensor(x, false), b.tensor(dst, true)}, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
+	return b.overRows(3, []*operand{b.tensor(x, false), b.tensor(dst, true)}, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
 		signs, err := j.table(tableKey{signTable, d, 0})
 		if err != nil {
 			return err
@@ -413,10 +413,10 @@ func (c *KV) unrotate(dst, x codec.Tensor) error {
 	})
 }
 
-// overRows runs f for every slab of the rows of ops, with the operands bound in
-// their order.
-func (b *Backend) overRows(ops []*operand, f func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error) error {
-	pl, err := b.plan(3, ops...)
+// overRows runs f for every slab of the rows of ops, in up to dims dimensions,
+// with the operands bound in their order.
+func (b *Backend) overRows(dims int, ops []*operand, f func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error) error {
+	pl, err := b.plan(dims, ops...)
 	if err != nil {
 		return err
 	}

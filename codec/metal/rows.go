@@ -31,8 +31,8 @@ type operand struct {
 }
 
 // tensor describes a tensor. It is direct where the kernel can use the memory as
-// it is: the device's, if aligned, or a copy of an input that has no gaps. Bytes
-// in the gaps of a tensor are somebody else's: they are neither read nor written.
+// it is: the device's, if aligned, or a copy of one that has no gaps. Bytes in
+// the gaps of a tensor are somebody else's: they are neither read nor written.
 func (b *Backend) tensor(t codec.Tensor, output bool) *operand {
 	size := t.DType.Size()
 	last := len(t.Shape) - 1
@@ -43,7 +43,7 @@ func (b *Backend) tensor(t codec.Tensor, output bool) *operand {
 	o.data = t.Data[:(o.reach()+1)*size]
 	o.locate(b)
 	if o.buf == nil {
-		o.direct = !output && o.dense()
+		o.direct = o.dense()
 	}
 	return o
 }
@@ -230,7 +230,11 @@ func (j *job) bind(o *operand, p plan, row, n int) (gpu.Binding, shaders.View, e
 		if err != nil {
 			return gpu.Binding{}, v, err
 		}
-		copy(buf.Bytes(), o.data)
+		if o.output {
+			j.after = append(j.after, func() { copy(o.data, buf.Bytes()) })
+		} else {
+			copy(buf.Bytes(), o.data)
+		}
 		return gpu.Binding{Buffer: buf}, v, nil
 	}
 	v := compact(o.dim, p)

@@ -6,11 +6,15 @@ import (
 	"bytes"
 	"fmt"
 	"path"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/pack"
+	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
 // diff fails the test at the first element where got and want differ, NaN equal
@@ -145,4 +149,142 @@ func vectorKV(t *testing.T, b *Backend, f vec.File, kind string) (compared int) 
 		t.Error("nothing compared")
 	}
 	return compared
+}
+
+// param reads the integer behind a letter in one of a vector's dotted name
+// parts, such as 12 in "L12".
+func param(t *testing.T, name, letter string) int {
+	t.Helper()
+	for part := range strings.SplitSeq(name, ".") {
+		if n, err := strconv.Atoi(strings.TrimPrefix(part, letter)); err == nil && strings.HasPrefix(part, letter) {
+			return n
+		}
+	}
+	t.Fatalf("no %s in %q", letter, name)
+	return 0
+}
+
+func newWeights(t testing.TB, b *Backend, p trellis.Params) *Trellis {
+	t.Helper()
+	c, err := b.Trellis(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*Trellis)
+}
+
+func counted(t *testing.T, n int) {
+	t.Helper()
+	if n == 0 {
+		t.Fatal("nothing compared")
+	}
+	t.Logf("compared %d elements", n)
+}
+
+func u16s(x []int32) []uint16 {
+	var out []uint16
+	for _, v := range x {
+		out = append(out, uint16(v))
+	}
+	return out
+}
+
+// TestVectorTrellis codes the matrices of testdata/trellis/rows.
+func TestVectorTrellis(t *testing.T) {
+	b := open(t, Options{})
+	f := vec.Load(t, "trellis/rows.safetensors")
+	n := 0
+	for _, name := range f.Names() {
+		base, ok := strings.CutSuffix(name, ".w")
+		if !ok {
+			continue
+		}
+		p := trellis.DefaultParams(param(t, base, "k"))
+		p.Policy = trellis.Compat
+		if strings.Contains(base, ".T") {
+			p.T = param(t, base, "T")
+		}
+		shape := f.Shape(name)
+		x := codec.Tensor{DType: codec.F32, Shape: shape, Data: f[name].Data}
+		c := newWeights(t, b, p)
+		var m trellis.Matrix
+		recon, out := codec.NewTensor(codec.F32, shape...), codec.NewTensor(codec.F32, shape...)
+		if err := c.Encode(&m, recon, x, trellis.Geometry{Axis: 1, Out: shape[0], In: shape[1]}); err != nil {
+			t.Fatal(base, err)
+		}
+		if !slices.Equal(m.Codes, f.U32(t, base+".codes")) {
+			t.Errorf("%s: codes differ", base)
+		}
+		if !slices.Equal(m.Scales, f.U16(t, base+".scales")) {
+			t.Errorf("%s: scales differ", base)
+		}
+		if err := c.Decode(out, &m, 0); err != nil {
+			t.Fatal(base, err)
+		}
+		n += diff(t, base+".decoded", codec.F32, out.Data, f[base+".decoded"].Data)
+		n += diff(t, base+" reconstruction", codec.F32, recon.Data, f[base+".decoded"].Data)
+		n += len(m.Codes) + len(m.Scales)
+	}
+	counted(t, n)
+}
+
+// TestVectorBlocks finds the states of testdata/trellis/encode.
+func TestVectorBlocks(t *testing.T) {
+	b := open(t, Options{})
+	f := vec.Load(t, "trellis/encode.safetensors")
+	n := 0
+	for _, name := range f.Names() {
+		base, ok := strings.CutSuffix(name, ".x")
+		if !ok {
+			continue
+		}
+		code, err := trellis.ParseCode(strings.Split(base, ".")[4])
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := trellis.Params{L: param(t, base, "L"), K: param(t, base, "k"), T: param(t, base, "T"), Code: code, FreeEnds: strings.HasSuffix(base, ".free")}
+		want := u16s(f.I32(t, base+".states"))
+		got := make([]uint16, len(want))
+		x := codec.Tensor{DType: codec.F32, Shape: []int{len(want) / p.T, p.T}, Data: f[name].Data}
+		if err := newWeights(t, b, p).EncodeBlocks(got, x); err != nil {
+			t.Fatal(base, err)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: states differ", base)
+		}
+		n += len(got)
+	}
+	counted(t, n)
+}
+
+// TestVectorPacked decodes the blocks of testdata/trellis/pack, to states and to
+// weights.
+func TestVectorPacked(t *testing.T) {
+	b := open(t, Options{})
+	f := vec.Load(t, "trellis/pack.safetensors")
+	n := 0
+	for _, name := range f.Names() {
+		base, ok := strings.CutSuffix(name, ".states")
+		if !ok {
+			continue
+		}
+		p := trellis.Params{L: 12, K: param(t, base, "k"), T: param(t, base, "T")}
+		want := u16s(f.I32(t, name))
+		scale := pack.ToF16(0.75)
+		m := trellis.Matrix{Params: p, Geometry: trellis.Geometry{Axis: 1, Out: 3, In: p.T}, Codes: f.U32(t, base+".words"), Scales: []uint16{scale, scale, scale}}
+		c := newWeights(t, b, p)
+		got := make([]uint16, len(want))
+		if err := c.States(got, &m, 0); err != nil {
+			t.Fatal(base, err)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: states differ", base)
+		}
+		out := codec.NewTensor(codec.F32, 3, p.T)
+		if err := c.Decode(out, &m, 0); err != nil {
+			t.Fatal(base, err)
+		}
+		n += len(got) + diff(t, base+".decoded", codec.F32, out.Data, f[base+".decoded"].Data)
+	}
+	counted(t, n)
 }
