@@ -6,31 +6,31 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
+	"strconv"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 	"github.com/turbotrellis/turbotrellis/kvcache"
+	"github.com/turbotrellis/turbotrellis/trellis/artifact"
 )
 
 func newInspect() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "inspect FILE",
-		Short: "Show what a file holds",
-		Long:  `Show what a KV snapshot or any other safetensors file holds. FILE may be - for standard input.`,
-		Args:  exactly(1),
+		Short: "Show what a file or model holds",
+		Long: `Show what a KV snapshot, a model with trellis-coded weights, or any other
+safetensors file holds. FILE may be the directory of a model, or - for standard
+input.`,
+		Args: exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			in, err := openSource(args[0], cmd.InOrStdin())
+			r, err := inspectPath(args[0], cmd.InOrStdin())
 			if err != nil {
 				return err
-			}
-			defer in.Close()
-			r, err := inspect(in, in.size)
-			if err != nil {
-				return fmt.Errorf("%s: %w", args[0], err)
 			}
 			if asJSON {
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
@@ -42,13 +42,49 @@ func newInspect() *cobra.Command {
 	return cmd
 }
 
+// inspectPath inspects a file, a directory or, for "-", standard input.
+func inspectPath(path string, stdin io.Reader) (*inspection, error) {
+	if st, err := os.Stat(path); path != "-" && err == nil && st.IsDir() {
+		m, err := artifact.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer m.Close()
+		return inspectModel(m), nil
+	}
+	in, err := openSource(path, stdin)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	r, err := inspect(in, in.size)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, nil
+}
+
 // inspection is what inspect prints with --json.
 type inspection struct {
-	Format   string            `json:"format"` // kv-snapshot or safetensors
-	Bytes    int64             `json:"bytes"`
+	Format   string            `json:"format"` // kv-snapshot, trellis-weights, model or safetensors
+	Bytes    int64             `json:"bytes"`  // of a directory, all tensors
 	Metadata map[string]string `json:"metadata"`
 	KV       *inspectedKV      `json:"kv,omitempty"`
-	Tensors  []inspectedTensor `json:"tensors"` // of a snapshot, those kept as they were
+	Matrices []inspectedMatrix `json:"matrices,omitempty"`
+	Tensors  []inspectedTensor `json:"tensors"` // those that are not packed
+}
+
+type inspectedMatrix struct {
+	Name        string  `json:"name"`
+	Shape       []int   `json:"shape"` // [out, in]
+	K           int     `json:"k"`
+	L           int     `json:"L"`
+	Block       int     `json:"block"`
+	Code        string  `json:"code"`
+	Axis        int     `json:"axis"`
+	Interleaved bool    `json:"interleaved"`
+	PerWeight   float64 `json:"bits_per_weight"` // the scales included
+	Bytes       int64   `json:"bytes"`
 }
 
 type inspectedKV struct {
@@ -83,9 +119,12 @@ func inspect(r io.ReaderAt, size int64) (*inspection, error) {
 	s, err := kvcache.Open(r, size)
 	switch {
 	case errors.Is(err, kvcache.ErrNotSnapshot):
-		for _, in := range f.Tensors() {
-			out.Tensors = append(out.Tensors, tensorOf(in))
+		m, err := artifact.OpenFile(r, size)
+		if err != nil {
+			return nil, err
 		}
+		out := inspectModel(m)
+		out.Bytes = size
 		return out, nil
 	case err != nil:
 		return nil, err
@@ -105,6 +144,29 @@ func inspect(r io.ReaderAt, size int64) (*inspection, error) {
 	return out, nil
 }
 
+// inspectModel describes a model, whether it has coded weights or not.
+func inspectModel(m *artifact.Model) *inspection {
+	out := &inspection{Format: "safetensors", Metadata: m.Metadata(), Tensors: []inspectedTensor{}}
+	if m.IsDir() {
+		out.Format = "model"
+	}
+	for _, c := range m.Coded() {
+		out.Format = "trellis-weights"
+		out.Matrices = append(out.Matrices, inspectedMatrix{
+			Name: c.Base, Shape: []int{c.Geometry.Out, c.Geometry.In},
+			K: c.Params.K, L: c.Params.L, Block: c.Params.T, Code: c.Params.Code.String(),
+			Axis: c.Geometry.Axis, Interleaved: c.Geometry.Interleaved,
+			PerWeight: 8 * float64(c.Bytes()) / float64(max(1, c.Weights())), Bytes: c.Bytes(),
+		})
+		out.Bytes += c.Bytes()
+	}
+	for _, t := range m.Plain() {
+		out.Tensors = append(out.Tensors, inspectedTensor{t.Name, t.DType, t.Shape, t.Bytes})
+		out.Bytes += t.Bytes
+	}
+	return out
+}
+
 func tensorOf(in safetensors.Info) inspectedTensor {
 	return inspectedTensor{in.Name, string(in.DType), in.Shape, in.Size}
 }
@@ -112,6 +174,9 @@ func tensorOf(in safetensors.Info) inspectedTensor {
 func (r *inspection) print(w io.Writer) error {
 	fmt.Fprintf(w, "%s, %s\n", r.Format, bytesText(r.Bytes))
 	for _, k := range slices.Sorted(maps.Keys(r.Metadata)) {
+		if k == "quantization" && len(r.Matrices) > 0 {
+			continue // the table below says it
+		}
 		fmt.Fprintf(w, "metadata %s: %s\n", k, r.Metadata[k])
 	}
 	if r.KV != nil {
@@ -125,6 +190,20 @@ func (r *inspection) print(w io.Writer) error {
 			}
 			fmt.Fprintf(t, "%s\t%s\t%v\t%s%d\t%.2f\n", l.Keys.Name, l.Keys.DType, l.Keys.Shape, sign, l.Keys.Bits, l.KeyBits)
 			fmt.Fprintf(t, "%s\t%s\t%v\t%d\t%.2f\n", l.Values.Name, l.Values.DType, l.Values.Shape, l.Values.Bits, l.ValueBits)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Matrices) > 0 {
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "MATRIX\tSHAPE\tK\tL\tBLOCK\tCODE\tAXIS\tBITS/WEIGHT\tSIZE")
+		for _, x := range r.Matrices {
+			axis := strconv.Itoa(x.Axis)
+			if x.Interleaved {
+				axis += " interleaved"
+			}
+			fmt.Fprintf(t, "%s\t%v\t%d\t%d\t%d\t%s\t%s\t%.3f\t%s\n", x.Name, x.Shape, x.K, x.L, x.Block, x.Code, axis, x.PerWeight, bytesText(x.Bytes))
 		}
 		if err := t.Flush(); err != nil {
 			return err

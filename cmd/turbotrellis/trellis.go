@@ -113,6 +113,12 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 			return err
 		}
 		defer m.Close()
+		if hessians != "" {
+			if o.Hessians, err = artifact.OpenHessians(hessians); err != nil {
+				return err
+			}
+			defer o.Hessians.Close()
+		}
 		plan, err := artifact.PlanEncode(m, o)
 		if err != nil {
 			return err
@@ -198,15 +204,19 @@ func printPlan(w io.Writer, p *artifact.Plan, asJSON bool) error {
 		}{p.Tensors, append([]string{}, p.Passed...), p.Copied, append([]string{}, p.Files...)})
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "TENSOR\tSHAPE\tDTYPE\tK\tAXIS\tBITS/WEIGHT\tSIZE\tCODED\tPART")
+	fmt.Fprintln(t, "TENSOR\tSHAPE\tDTYPE\tK\tAXIS\tHESSIAN\tBITS/WEIGHT\tSIZE\tCODED\tPART")
 	var weights, source, coded int64
 	for _, x := range p.Tensors {
 		part := "-"
 		if x.Part > 0 {
 			part = strconv.Itoa(x.Part)
 		}
-		fmt.Fprintf(t, "%s\t%v\t%s\t%d\t%d\t%.3f\t%s\t%s\t%s\n",
-			x.Name, x.Shape, x.DType, x.Bits, x.Axis, x.PerWeight, bytesText(x.SourceBytes), bytesText(x.Bytes), part)
+		hessian := "-"
+		if x.Hessian {
+			hessian = "yes"
+		}
+		fmt.Fprintf(t, "%s\t%v\t%s\t%d\t%d\t%s\t%.3f\t%s\t%s\t%s\n",
+			x.Name, x.Shape, x.DType, x.Bits, x.Axis, hessian, x.PerWeight, bytesText(x.SourceBytes), bytesText(x.Bytes), part)
 		weights, source, coded = weights+x.Weights(), source+x.SourceBytes, coded+x.Bytes
 	}
 	if err := t.Flush(); err != nil {

@@ -25,14 +25,22 @@ func (b *weightBar) update(p artifact.Progress) {
 	}
 	if t := p.Finished; t != nil && p.Stage == artifact.Coding {
 		b.bar.clear()
-		note := ""
-		if t.Note != "" {
-			note = ", " + t.Note
-		}
-		fmt.Fprintf(b.w, "%s: k=%d, error %.5f%s\n", t.Name, t.Bits, t.Error, note)
+		fmt.Fprintf(b.w, "%s: k=%d, error %.5f%s\n", t.Name, t.Bits, t.Error, feedbackText(*t))
 	}
 	b.bar.update(p.Done, p.Total)
 }
 
 // done removes the bar. It may be called more than once.
 func (b *weightBar) done() { b.bar.done() }
+
+// feedbackText says what a Hessian was worth.
+func feedbackText(t artifact.TensorResult) string {
+	if !t.Hessian {
+		return ""
+	}
+	s := fmt.Sprintf(", proxy loss %+.1f %%", 100*(t.ProxyLoss-1))
+	if t.FellBackRows > 0 {
+		s += fmt.Sprintf(" (%d rows fell back to coding without feedback)", t.FellBackRows)
+	}
+	return s
+}

@@ -28,7 +28,10 @@ type TensorResult struct {
 	SourceBytes int64   `json:"source_bytes"`
 	Bytes       int64   `json:"bytes"`
 	Error       float64 `json:"relative_error"` // squared error over the sum of squares; 0 when decoding
-	Note        string  `json:"note,omitempty"`
+	// With a Hessian:
+	Hessian      bool    `json:"hessian,omitempty"`
+	ProxyLoss    float64 `json:"proxy_loss,omitempty"` // over that of coding without feedback
+	FellBackRows int     `json:"fell_back_rows,omitempty"`
 }
 
 // Weights returns the number of weights.

@@ -39,14 +39,13 @@ func (m *Model) buildDecode(out string, dtype codec.DType, run RunOptions) (*bui
 	for i, f := range m.files {
 		o := outFile{name: f.name, meta: f.Metadata(), copies: map[string]*safetensors.File{}}
 		for _, t := range f.Tensors() {
-			base, suffix := cutSuffix(t.Name)
-			at, coded := m.isBase[base]
-			switch {
-			case m.where[t.Name] != i || !coded || suffix == "":
+			if !m.codes(i, t.Name) {
 				o.infos = append(o.infos, t)
 				o.copies[t.Name] = f.File
-			case suffix == weightSuffix:
-				c := m.coded[at]
+				continue
+			}
+			if base, suffix := cutSuffix(t.Name); suffix == weightSuffix {
+				c := m.coded[m.isBase[base]]
 				o.infos = append(o.infos, safetensors.Info{Name: t.Name, DType: fileDType(dtype), Shape: []int{c.Geometry.Out, c.Geometry.In}})
 				b.jobs = append(b.jobs, e.decodeJob(m, i, c, dtype))
 			}
@@ -139,7 +138,7 @@ func (e *encoder) decodeJob(m *Model, file int, c Coded, dtype codec.DType) job 
 				return TensorResult{}, err
 			}
 			data := make([]byte, g.Out*g.In*size)
-			err = e.pool.rows(ctx, g.Out, g.In, func(_, first, n int) error {
+			err = e.pool.rows(ctx, g.Out, g.In, 1, func(_, first, n int) error {
 				x := codec.Tensor{DType: dtype, Shape: []int{n, g.In}, Data: data[first*g.In*size:][:n*g.In*size]}
 				if err := k.Decode(x, t, first); err != nil {
 					return fmt.Errorf("matrix %q: %w", c.Base, err)

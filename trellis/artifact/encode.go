@@ -37,6 +37,9 @@ type EncodeOptions struct {
 	Bits   BitsMap
 	Axis   int // 0, 1 or AutoAxis
 
+	// Hessians weigh the errors of the matrices that they have; nil weighs none.
+	Hessians *Hessians
+
 	// Part of Parts, from 1, leaves a part of the tensors to this run; Merge
 	// joins what the runs write. Both are 0 for one run that does all.
 	Part, Parts int
@@ -53,12 +56,14 @@ type Planned struct {
 	SourceBytes int64   `json:"source_bytes"`
 	Bytes       int64   `json:"bytes"`
 	PerWeight   float64 `json:"bits_per_weight"` // the scales included
+	Hessian     bool    `json:"hessian"`         // it is coded with feedback
 	Part        int     `json:"part,omitempty"`  // of the run, that codes it
 
 	file   int
 	params trellis.Params
 	geom   trellis.Geometry
 	info   safetensors.Info
+	hess   safetensors.Info
 }
 
 // Weights returns the number of weights.
@@ -110,6 +115,9 @@ func (p *Plan) make() error {
 	}
 	if len(p.Tensors) == 0 {
 		return fmt.Errorf("%w: no matrix called <base>%s matches %v", ErrSelection, weightSuffix, p.opts.Tensors)
+	}
+	if p.opts.Hessians != nil && !slices.ContainsFunc(p.Tensors, func(t Planned) bool { return t.Hessian }) {
+		return fmt.Errorf("%w: there is no Hessian %q, nor one of another selected tensor", ErrSelection, p.Tensors[0].Name+hessianSuffix)
 	}
 	if p.opts.Parts != 0 {
 		if p.opts.Parts < 1 || p.opts.Parts > maxParts || p.opts.Part < 1 || p.opts.Part > p.opts.Parts {
@@ -173,12 +181,21 @@ func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
 	if err := g.Validate(params); err != nil {
 		return Planned{}, err
 	}
+	var hess safetensors.Info
+	var weighed bool
+	if h := p.opts.Hessians; h != nil {
+		var err error
+		if hess, weighed, err = h.find(t.Name, g.In); err != nil {
+			return Planned{}, err
+		}
+	}
 	c := Coded{base, params, g}
 	return Planned{
 		Name: t.Name, File: p.model.files[file].name, DType: string(t.DType), Shape: t.Shape,
 		Bits: params.K, Axis: g.Axis, SourceBytes: t.Size, Bytes: c.Bytes(),
 		PerWeight: 8 * float64(c.Bytes()) / float64(max(1, c.Weights())),
-		file:      file, params: params, geom: g, info: t,
+		Hessian:   weighed,
+		file:      file, params: params, geom: g, info: t, hess: hess,
 	}, nil
 }
 
@@ -228,7 +245,7 @@ func (p *Plan) build(out string, run RunOptions) (*build, error) {
 		return nil, err
 	}
 	b.verb = Coding
-	e := &encoder{pool: newPool(), backend: run.Backend, codecs: map[trellis.Params]codec.Trellis{}}
+	e := &encoder{pool: newPool(), backend: run.Backend, codecs: map[trellis.Params]codec.Trellis{}, hessians: p.opts.Hessians}
 	planned := map[string]Planned{}
 	for _, t := range p.Tensors {
 		planned[t.Name] = t
@@ -312,9 +329,10 @@ func (p *Plan) options(b *build) string {
 		Axis    string `json:"axis"`
 		Policy  string `json:"policy"`
 		Scale   string `json:"scale"`
+		Hessian bool   `json:"hessian"`
 		Plan    string `json:"plan"` // digest of what will be written
 	}{o.Tensors.String(), o.Params.K, o.Params.T, o.Params.L, o.Params.Code.String(), axis,
-		o.Params.Policy.String(), o.Params.Scale.String(), b.layout()})))
+		o.Params.Policy.String(), o.Params.Scale.String(), o.Hessians != nil, b.layout()})))
 }
 
 // layout is a digest of the files to write, without their tensors' data.
@@ -340,6 +358,9 @@ func (m *Model) start(out string, run RunOptions) (*build, error) {
 		for _, name := range m.others {
 			b.links[name] = filepath.Join(m.path, filepath.FromSlash(name))
 		}
+	}
+	if m.path == "" {
+		return b, nil
 	}
 	return b, apart(m.path, m.dir, out)
 }
@@ -438,10 +459,11 @@ func editIndex(index []byte, bases []string, files []outFile, add bool) ([]byte,
 
 // encoder makes the jobs of an encoding.
 type encoder struct {
-	pool    pool
-	backend codec.Backend
-	mu      sync.Mutex // guards codecs
-	codecs  map[trellis.Params]codec.Trellis
+	pool     pool
+	backend  codec.Backend
+	hessians *Hessians
+	mu       sync.Mutex // guards codecs
+	codecs   map[trellis.Params]codec.Trellis
 }
 
 func (e *encoder) codec(p trellis.Params) (codec.Trellis, error) {
@@ -471,27 +493,70 @@ func (e *encoder) job(m *Model, t Planned) job {
 			if err := w.check(data, t.params); err != nil {
 				return "", err
 			}
+			var hessian []byte
+			if t.Hessian {
+				if hessian, err = e.hessian(t); err != nil {
+					return "", err
+				}
+			}
 			done(t.Weights())
-			return digest(data), nil
+			return digest(data, hessian), nil
 		},
 		make: func(ctx context.Context, dst []io.Writer, done func(int64)) (TensorResult, error) {
 			data, err := w.read()
 			if err != nil {
 				return TensorResult{}, err
 			}
-			c, err := e.codec(t.params)
-			if err != nil {
-				return TensorResult{}, err
-			}
 			r := TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
 			var coded *trellis.Matrix
-			coded, r.Error, err = w.code(ctx, e.pool, c, data, done)
+			if t.Hessian {
+				coded, err = e.withFeedback(ctx, t, w, data, &r, done)
+			} else {
+				var c codec.Trellis
+				if c, err = e.codec(t.params); err != nil {
+					return TensorResult{}, err
+				}
+				coded, r.Error, err = w.code(ctx, e.pool, t.params, c, 1, data, done)
+			}
 			if err != nil {
 				return TensorResult{}, err
 			}
 			return r, write(dst, coded)
 		},
 	}
+}
+
+func (e *encoder) hessian(t Planned) ([]byte, error) {
+	return e.hessians.where[t.hess.Name].AppendTensor(nil, t.hess.Name)
+}
+
+// withFeedback codes a matrix against its Hessian. On axis 1 the rows are coded
+// apart; on axis 0 each feeds back to those before it.
+func (e *encoder) withFeedback(ctx context.Context, t Planned, w *weights, data []byte, r *TensorResult, done func(int64)) (*trellis.Matrix, error) {
+	raw, err := e.hessian(t)
+	if err != nil {
+		return nil, err
+	}
+	f, err := prepare(t.hess, raw, t.params, t.Axis)
+	if err != nil {
+		return nil, err
+	}
+	least := feedbackRows
+	if t.Axis == 0 {
+		least, f.workers = max(1, t.geom.Rows()), cap(e.pool)
+	}
+	coded, relative, err := w.code(ctx, e.pool, t.params, f, least, data, done)
+	if err != nil {
+		return nil, err
+	}
+	r.Error = relative
+	f.note(r)
+	return coded, nil
+}
+
+// rowCoder codes rows of a matrix, as codec.Trellis does.
+type rowCoder interface {
+	Encode(dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error
 }
 
 // weights is a matrix to be coded.
@@ -565,12 +630,13 @@ func (w *weights) placed(err error, row, at int) error {
 	return &moved
 }
 
-// code codes the matrix and returns the squared error over the sum of squares.
-func (w *weights) code(ctx context.Context, p pool, c codec.Trellis, data []byte, done func(int64)) (*trellis.Matrix, float64, error) {
+// code codes the matrix, at least so many rows at a time, and returns the
+// squared error over the sum of squares as well.
+func (w *weights) code(ctx context.Context, p pool, params trellis.Params, c rowCoder, least int, data []byte, done func(int64)) (*trellis.Matrix, float64, error) {
 	rows, cols := w.g.Rows(), w.g.Cols()
-	words := cols / c.Params().T * c.Params().BlockWords() // a row
+	words := cols / params.T * params.BlockWords() // a row
 	whole := &trellis.Matrix{
-		Params:   c.Params(),
+		Params:   params,
 		Geometry: w.g,
 		Codes:    make([]uint32, rows*words),
 		Scales:   make([]uint16, rows),
@@ -583,7 +649,7 @@ func (w *weights) code(ctx context.Context, p pool, c codec.Trellis, data []byte
 		x, y  []float32
 	}
 	slots := make([]slot, cap(p))
-	err := p.rows(ctx, rows, cols, func(i, first, n int) error {
+	err := p.rows(ctx, rows, cols, least, func(i, first, n int) error {
 		s := &slots[i]
 		x, g := w.view(data, first, n)
 		s.recon = slices.Grow(s.recon[:0], 4*n*cols)[:4*n*cols]

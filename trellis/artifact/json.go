@@ -14,7 +14,6 @@ import (
 type object struct {
 	text    []byte
 	open    int // offset of '{'
-	close   int // offset of '}'
 	members []member
 }
 
@@ -63,7 +62,6 @@ func parseObject(text []byte) (*object, error) {
 		return nil, unexpectedEOF(err)
 	}
 	end := int(dec.InputOffset())
-	o.close = end - 1
 	if len(bytes.Trim(text[end:], blanks)) != 0 {
 		return nil, fmt.Errorf("content after the closing brace at byte %d", end)
 	}
@@ -133,23 +131,23 @@ func (o *object) appended(key string, value []byte) []byte {
 // without returns the document without the members that drop names.
 func (o *object) without(drop func(key string) bool) []byte {
 	b := append([]byte(nil), o.text[:o.open+1]...)
-	last := -1
+	end, first := o.open+1, true
 	for i, m := range o.members {
 		if drop(m.key) {
 			continue
 		}
-		if last < 0 {
+		if first {
 			b = append(b, o.lead()...)
 		} else {
 			b = append(b, o.text[o.members[i-1].stop:m.start]...)
 		}
 		b = append(b, o.text[m.start:m.stop]...)
-		last = i
+		first = false
 	}
-	if last < 0 {
-		return append(b, o.text[o.close:]...)
+	if len(o.members) > 0 {
+		end = o.members[len(o.members)-1].stop
 	}
-	return append(b, o.text[o.members[len(o.members)-1].stop:]...)
+	return append(b, o.text[end:]...)
 }
 
 // edit replaces the bytes from from to to.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -25,7 +26,7 @@ const (
 // Model is an opened model, coded or not. It holds headers and no tensors; its
 // methods may be called concurrently.
 type Model struct {
-	path   string
+	path   string // "" for OpenFile
 	dir    bool
 	files  []shard  // sorted by name
 	config []byte   // of a directory
@@ -63,6 +64,22 @@ func Open(path string) (*Model, error) {
 	m := &Model{path: path, where: map[string]int{}, isBase: map[string]int{}}
 	if err := m.open(); err != nil {
 		m.Close()
+		return nil, fmt.Errorf("artifact: %w", err)
+	}
+	return m, nil
+}
+
+// OpenFile is Open for one safetensors file in the first size bytes of r.
+func OpenFile(r io.ReaderAt, size int64) (*Model, error) {
+	m := &Model{where: map[string]int{}, isBase: map[string]int{}}
+	f, err := safetensors.NewFile(r, size)
+	if err == nil {
+		m.files = []shard{{singleName, f}}
+		if err = m.place(nil); err == nil {
+			err = m.readEntries()
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("artifact: %w", err)
 	}
 	return m, nil
@@ -248,6 +265,9 @@ func (m *Model) readEntries() error {
 		return err
 	}
 	o, err := parseObject(q)
+	if err != nil && !m.dir {
+		return nil // some other program's word for something else
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrEntry, quantizationKey, err)
 	}
@@ -296,14 +316,34 @@ func (m *Model) readEntry(base string, raw []byte) (Coded, error) {
 // Coded returns the coded matrices in the order of their entries.
 func (m *Model) Coded() []Coded { return slices.Clone(m.coded) }
 
-// Tensors returns all tensors, those of coded matrices included, file by file
-// in the order of their data.
-func (m *Model) Tensors() []safetensors.Info {
-	var result []safetensors.Info
-	for _, f := range m.files {
-		result = append(result, f.Tensors()...)
+// Tensor describes a tensor as it is stored.
+type Tensor struct {
+	Name  string
+	DType string // as safetensors spells it
+	Shape []int
+	Bytes int64
+	File  string // that holds it
+}
+
+// Plain returns the tensors that belong to no coded matrix, file by file in the
+// order of their data.
+func (m *Model) Plain() []Tensor {
+	var result []Tensor
+	for i, f := range m.files {
+		for _, t := range f.Tensors() {
+			if !m.codes(i, t.Name) {
+				result = append(result, Tensor{t.Name, string(t.DType), t.Shape, t.Size, f.name})
+			}
+		}
 	}
 	return result
+}
+
+// codes reports whether a tensor of a file is that of a coded matrix.
+func (m *Model) codes(file int, name string) bool {
+	base, suffix := cutSuffix(name)
+	_, ok := m.isBase[base]
+	return ok && suffix != "" && m.where[name] == file
 }
 
 // Files returns the names of the files that hold tensors.
@@ -314,6 +354,9 @@ func (m *Model) Files() []string {
 	}
 	return names
 }
+
+// IsDir reports whether the model is a directory.
+func (m *Model) IsDir() bool { return m.dir }
 
 // Metadata returns the metadata of a model that is one file.
 func (m *Model) Metadata() map[string]string {

@@ -22,21 +22,21 @@ const (
 	chunkWeights = 1 << 21
 )
 
-// rows calls work on runs of consecutive rows of the given length until n are
-// done, several at a time. slot numbers the goroutine, so that work can keep
+// rows calls work on runs of at least least consecutive rows of the given
+// length, but for the last, until n are done, several at a time. slot numbers the goroutine, so that work can keep
 // buffers. The error is that of the first run that failed, of those that ran.
-func (p pool) rows(ctx context.Context, n, length int, work func(slot, first, rows int) error) error {
+func (p pool) rows(ctx context.Context, n, length, least int, work func(slot, first, rows int) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	slots := min(cap(p), n)
-	most := max(1, chunkWeights/cap(p)/max(1, length))
+	most := max(least, chunkWeights/cap(p)/max(1, length))
 	var mu sync.Mutex // guards what follows
 	next, failedAt := 0, n
 	var failed error
 	var wg sync.WaitGroup
 	for slot := range slots {
 		wg.Go(func() {
-			size := 1
+			size := least
 			for {
 				select {
 				case p <- struct{}{}:
@@ -45,7 +45,8 @@ func (p pool) rows(ctx context.Context, n, length int, work func(slot, first, ro
 				}
 				mu.Lock()
 				// The last runs are short, so that all goroutines end together.
-				first, rows := next, max(1, min(size, most, (n-next)/(2*slots)))
+				first := next
+				rows := min(n-next, max(least, min(size, most, (n-next)/(2*slots))))
 				next += rows
 				mu.Unlock()
 				if first >= n || ctx.Err() != nil {
