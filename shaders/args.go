@@ -6,7 +6,7 @@ import "encoding/binary"
 // layout.metal declares. Fields are in 8-byte then 4-byte order and every struct's size
 // is a multiple of 8, so that neither compiler pads; Pad is never read.
 
-// DType is a data type as the kernels number it.
+// Data types as the kernels number them.
 const (
 	TypeF32  uint32 = 0
 	TypeF16  uint32 = 1
@@ -92,7 +92,8 @@ type ValuesDecodeArgs struct {
 	ScaleType, OutType, Wide, Pad  uint32
 }
 
-// KVDecodeArgs serves kv_decode_* and kv_inverse_*. KDim or VDim 0 skips that half.
+// KVDecodeArgs serves kv_decode_* and kv_inverse_*. KDim 0, and for kv_decode_* VDim 0, skips
+// that half, whose buffers may then be any.
 // KBits and KSigned are read by kv_inverse_* only; Factor, ThreadsPerRow and Norm likewise.
 type KVDecodeArgs struct {
 	KCodes, KScales, KZeros, KOut         View

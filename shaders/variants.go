@@ -2,7 +2,9 @@ package shaders
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 )
 
 // A Launch is a way to lay threads over the work.
@@ -81,7 +83,11 @@ var keyFormats = []struct {
 var laneDims = []int{32, 64, 128, 256, 512, 1024}
 
 // Variants returns every kernel, in the order of instances.metal.
-func Variants() []Variant {
+func Variants() []Variant { return slices.Clone(variants()) }
+
+var variants = sync.OnceValue(makeVariants)
+
+func makeVariants() []Variant {
 	var all []Variant
 	add := func(v Variant) { all = append(all, v) }
 
@@ -187,7 +193,7 @@ func Variants() []Variant {
 
 // Lookup returns the kernel of that name.
 func Lookup(name string) (Variant, bool) {
-	for _, v := range Variants() {
+	for _, v := range variants() {
 		if v.Name == name {
 			return v, true
 		}
