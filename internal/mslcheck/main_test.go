@@ -16,14 +16,14 @@ func clang(t *testing.T) string {
 	return path
 }
 
-func TestShaders(t *testing.T) {
+func TestMSLShaders(t *testing.T) {
 	if err := check(clang(t), shaders.Source(), "-Wunused-function"); err != nil {
 		t.Error(err)
 	}
 }
 
 // Each mistake is made on a copy of the sources and must be refused where it stands.
-func TestSeededMistakes(t *testing.T) {
+func TestMSLSeededMistakes(t *testing.T) {
 	c := clang(t)
 	for _, m := range []struct{ name, old, new, want string }{
 		{"device pointer without its space", "load_unit(const device uchar* p,", "load_unit(const uchar* p,", "no matching function"},
