@@ -134,7 +134,7 @@ std::vector<std::string> preprocess_flags(const CompileOptions &o) {
 
 std::vector<std::string> code_flags() {
   std::vector<std::string> f = {
-      "-c", "-O2", "-fPIC", "-ffunction-sections", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-math-errno", "-fvisibility=hidden",
+      "-c", "-O2", "-fPIC", "-ffunction-sections", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-math-errno", "-fvisibility=hidden", "-fsigned-char",
       "-Wno-unknown-attributes", "-Wno-unused", "-Werror=c++17-extensions", "-Werror=unknown-pragmas", "-Werror=return-type",
       "-Werror=uninitialized", "-fno-caret-diagnostics", "-Xclang", "-cl-single-precision-constant",
       // binary16 operations round to binary16 each
@@ -309,6 +309,9 @@ bool build(const std::string &source, const std::string &name, const CompileOpti
   rename(unique.c_str(), (path + ".sync").c_str());
   args = {compiler()};
   for (auto &f : target_flags()) args.push_back(f);
+#if defined(__aarch64__)
+  args.push_back("-fuse-ld=lld");
+#endif
   args.insert(args.end(), {"-shared", "-nostdlib", "-Wl,-z,now", "-o", unique, d + "/source.o"});
   if (!run(args, "", d, diagnostics)) {
     unlink(unique.c_str());

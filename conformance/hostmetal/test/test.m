@@ -319,7 +319,7 @@ static void test_sanitizer(void) {
 #if defined(HOSTMETAL_ASAN) || defined(HOSTMETAL_UBSAN)
 #if defined(HOSTMETAL_ASAN)
   void (*cases[])(void) = {read_past, write_past};
-  const char *texts[] = {"program_source:46", "program_source:36"};
+  const char *texts[] = {"program_source:46", "program_source:37"};
 #else
   void (*cases[])(void) = {shift_wide};
   const char *texts[] = {"program_source:49"};
