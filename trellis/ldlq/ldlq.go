@@ -30,8 +30,8 @@
 //
 // # The guard
 //
-// The targets grow with the errors fed back, and a badly conditioned H can
-// drive them out of the code's range. Encode therefore also codes without
+// A badly conditioned H feeds back so much that targets leave the code's range.
+// Encode therefore also codes without
 // feedback and keeps what has the smaller loss: row by row on axis 1, where
 // each output has its own part of the loss, and all or nothing on axis 0. The
 // result is never worse than unweighted coding, and the Report says what was
