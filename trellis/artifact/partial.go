@@ -93,20 +93,31 @@ func (b *build) begin(sums []string) (_ *partial, err error) {
 	return p, nil
 }
 
-// openJournal opens or creates the journal and returns its lines by job.
+// openJournal opens or creates the journal, locks it against other runs, and
+// returns its lines by job.
 func (p *partial) openJournal() (map[string]journalLine, error) {
 	path := filepath.Join(p.path, journalName)
-	text, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Mkdir(p.path, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	// The header is whole if its line is: until then nothing else was written.
+	if err := p.onlyOurs(); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.journal, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666); err != nil {
+		return nil, err
+	}
+	if busy(p.journal) {
+		return nil, fmt.Errorf("%w: another run is writing %s", ErrPartial, p.path)
+	}
+	text, err := io.ReadAll(p.journal)
+	if err != nil {
+		return nil, err
+	}
+	// Until the header's line is whole nothing else is written.
 	head, rest, ok := bytes.Cut(text, []byte("\n"))
 	if !ok {
-		if err := p.unbegun(); err != nil {
-			return nil, err
-		}
-		return nil, p.newJournal(path)
+		return nil, p.restart()
 	}
 	var h journalHeader
 	if err := json.Unmarshal(head, &h); err != nil || h.Format != journalFormat {
@@ -116,10 +127,7 @@ func (p *partial) openJournal() (map[string]journalLine, error) {
 		if !p.b.force {
 			return nil, fmt.Errorf("%w: %s was begun with\n  %s\nand this run has\n  %s\nRemove it, or use --force to begin again", ErrPartial, p.path, h.Options, p.b.options)
 		}
-		if err := discard(p.path); err != nil {
-			return nil, err
-		}
-		return nil, p.newJournal(path)
+		return nil, p.restart()
 	}
 	lines := map[string]journalLine{}
 	keep := int64(len(head) + 1)
@@ -133,46 +141,49 @@ func (p *partial) openJournal() (map[string]journalLine, error) {
 		keep += int64(len(line) + 1)
 		rest = tail
 	}
-	if p.journal, err = os.OpenFile(path, os.O_RDWR, 0o666); err != nil {
-		return nil, err
-	}
 	if err := p.journal.Truncate(keep); err != nil {
 		return nil, err
 	}
-	if _, err := p.journal.Seek(keep, io.SeekStart); err != nil {
-		return nil, err
-	}
-	return lines, nil
+	_, err = p.journal.Seek(keep, io.SeekStart)
+	return lines, err
 }
 
-// unbegun checks that OUT.partial, where it exists, has nothing in it but a
-// torn journal or a husk, and removes it.
-func (p *partial) unbegun() error {
+// onlyOurs refuses a directory that has other things in it than a run leaves.
+func (p *partial) onlyOurs() error {
 	entries, err := os.ReadDir(p.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}
+	journal := len(entries) == 0
 	for _, e := range entries {
-		if e.Name() != journalName {
-			return fmt.Errorf("%w: %s has no journal", ErrPartial, p.path)
+		switch e.Name() {
+		case journalName:
+			journal = true
+		case modelName, replacedName:
+		default:
+			return fmt.Errorf("%w: %s has %q in it, which no run leaves", ErrPartial, p.path, e.Name())
 		}
 	}
-	return discard(p.path)
+	if !journal {
+		return fmt.Errorf("%w: %s has no journal", ErrPartial, p.path)
+	}
+	return nil
 }
 
-func (p *partial) newJournal(path string) error {
-	if err := os.Mkdir(p.path, 0o777); err != nil {
+// restart empties the unfinished output and begins the journal.
+func (p *partial) restart() error {
+	if err := p.journal.Truncate(0); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
+	for _, name := range []string{modelName, replacedName} {
+		if err := os.RemoveAll(filepath.Join(p.path, name)); err != nil {
+			return err
+		}
+	}
+	if _, err := p.journal.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	p.journal = f
-	_, err = f.Write(marshal(journalHeader{journalFormat, p.b.options}))
+	_, err := p.journal.Write(marshal(journalHeader{journalFormat, p.b.options}))
 	return err
 }
 
