@@ -60,18 +60,18 @@ func (t *Table) Levels() int { return len(t.centroids) }
 // on a boundary belongs to the level below it. NaN gives 0, as no boundary is
 // less.
 func (t *Table) Index(n float32) int {
-	// One bit of the index at a time, highest first: among the boundaries the
-	// bits so far leave, the middle one decides the next.
-	i := 0
-	for k := t.bits - 1; k >= 0; k-- {
-		i |= b2i(n > t.boundaries[i|(1<<k-1)]) << k
+	// The boundary in the middle of the levels that are left decides which half
+	// stays. Unsigned, so that nothing but the table's end is checked.
+	i := uint(0)
+	for half := uint(len(t.boundaries)+1) / 2; half > 0; half /= 2 {
+		i += half * b2u(n > t.boundaries[i+half-1])
 	}
-	return i
+	return int(i)
 }
 
-// b2i compiles to a flag read, not a jump: half of all jumps on data would be
+// b2u compiles to a flag read, not a jump: half of all jumps on data would be
 // mispredicted.
-func b2i(b bool) int {
+func b2u(b bool) uint {
 	if b {
 		return 1
 	}
