@@ -1,79 +1,12 @@
 package affine
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
-
-// DType is the floating-point type of quantised weights, in which their scales
-// and biases are stored too.
-type DType uint8
-
-// The dtypes of weights, all little-endian.
-const (
-	F32 DType = iota
-	F16
-	BF16
-)
-
-// Size returns the number of bytes of an element: 4 or 2.
-func (t DType) Size() int {
-	if t == F32 {
-		return 4
-	}
-	return 2
-}
-
-// String returns f32, f16 or bf16.
-func (t DType) String() string {
-	switch t {
-	case F32:
-		return "f32"
-	case F16:
-		return "f16"
-	case BF16:
-		return "bf16"
-	}
-	return fmt.Sprintf("DType(%d)", uint8(t))
-}
-
-// at returns element i of b, widened.
-func (t DType) at(b []byte, i int) float32 {
-	switch t {
-	case F16:
-		return pack.FromF16(binary.LittleEndian.Uint16(b[2*i:]))
-	case BF16:
-		return pack.FromBF16(binary.LittleEndian.Uint16(b[2*i:]))
-	}
-	return math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
-}
-
-// set stores v, rounded to nearest-even, as element i of b.
-func (t DType) set(b []byte, i int, v float32) {
-	switch t {
-	case F16:
-		binary.LittleEndian.PutUint16(b[2*i:], pack.ToF16(v))
-	case BF16:
-		binary.LittleEndian.PutUint16(b[2*i:], pack.ToBF16(v))
-	default:
-		binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(v))
-	}
-}
-
-// round returns v rounded to t.
-func (t DType) round(v float32) float32 {
-	switch t {
-	case F16:
-		return pack.FromF16(pack.ToF16(v))
-	case BF16:
-		return pack.FromBF16(pack.ToBF16(v))
-	}
-	return v
-}
 
 // RowFormat is MLX's affine weight format (docs/numerics.md §8): groups of
 // elements along a row, each with a scale and a bias, and one unsigned index
@@ -124,8 +57,8 @@ func (f RowFormat) groupBytes() int { return f.Group / 8 * f.Bits }
 
 // check returns the number of groups, or an error where the lengths in bytes
 // do not fit together.
-func (f RowFormat) check(packed, scales, biases, w []byte, t DType) (groups int, err error) {
-	if t > BF16 {
+func (f RowFormat) check(packed, scales, biases, w []byte, t pack.DType) (groups int, err error) {
+	if t.Size() == 0 {
 		return 0, fmt.Errorf("affine: weights of unknown dtype %v", t)
 	}
 	if len(w)%t.Size() != 0 {
@@ -161,11 +94,12 @@ func (f RowFormat) check(packed, scales, biases, w []byte, t DType) (groups int,
 // MLX's quantiser for CPUs. A weight that is not finite, and a group with
 // hi − lo beyond float32, is an error that names it, and nothing is written.
 // Quantize does not allocate.
-func (f RowFormat) Quantize(packed, scales, biases, w []byte, t DType) error {
+func (f RowFormat) Quantize(packed, scales, biases, w []byte, t pack.DType) error {
 	groups, err := f.check(packed, scales, biases, w, t)
 	if err != nil {
 		return err
 	}
+	size := t.Size()
 	var weights [maxGroup]float32
 	var indices [maxGroup]byte
 	x, idx := weights[:f.Group], indices[:f.Group]
@@ -184,18 +118,18 @@ func (f RowFormat) Quantize(packed, scales, biases, w []byte, t DType) error {
 		if err := pack.Pack(packed[g*f.groupBytes():][:f.groupBytes()], idx, f.Bits); err != nil {
 			return err
 		}
-		t.set(scales, g, scale)
-		t.set(biases, g, bias)
+		t.Store(scales[g*size:], scale)
+		t.Store(biases[g*size:], bias)
 	}
 	return nil
 }
 
 // load widens group g of w into x and returns the first index of x that is not
 // finite, or −1.
-func (f RowFormat) load(x []float32, w []byte, g int, t DType) int {
+func (f RowFormat) load(x []float32, w []byte, g int, t pack.DType) int {
 	bad := -1
 	for i := range x {
-		x[i] = t.at(w, g*f.Group+i)
+		x[i] = t.Load(w[(g*f.Group+i)*t.Size():])
 		if bad < 0 && !f32.IsFinite(x[i]) {
 			bad = i
 		}
@@ -226,23 +160,24 @@ func (f RowFormat) quantizeGroup(idx []byte, x []float32) (scale, bias float32) 
 // Dequantize restores the weights w of dtype t from packed, scales and biases,
 // sized as for [RowFormat.Quantize]: index·scale rounded to t, then + bias
 // rounded to t. Dequantize does not allocate.
-func (f RowFormat) Dequantize(w, packed, scales, biases []byte, t DType) error {
+func (f RowFormat) Dequantize(w, packed, scales, biases []byte, t pack.DType) error {
 	groups, err := f.check(packed, scales, biases, w, t)
 	if err != nil {
 		return err
 	}
+	size := t.Size()
 	var indices [maxGroup]byte
 	idx := indices[:f.Group]
 	for g := range groups {
 		if err := pack.Unpack(idx, packed[g*f.groupBytes():][:f.groupBytes()], f.Bits); err != nil {
 			return err
 		}
-		scale, bias := t.at(scales, g), t.at(biases, g)
+		scale, bias := t.Load(scales[g*size:]), t.Load(biases[g*size:])
 		for i, q := range idx {
 			// Products and sums of the narrow dtypes lose nothing to the
 			// rounding to float32 on the way.
-			p := t.round(float32(float32(q) * scale))
-			t.set(w, g*f.Group+i, p+bias)
+			p := t.Round(float32(float32(q) * scale))
+			t.Store(w[(g*f.Group+i)*size:], p+bias)
 		}
 	}
 	return nil

@@ -15,12 +15,12 @@ import (
 )
 
 var (
-	dtypes    = []DType{F32, F16, BF16}
+	dtypes    = []pack.DType{pack.F32, pack.F16, pack.BF16}
 	rowBits   = []int{2, 3, 4, 5, 6, 8}
 	rowGroups = []int{32, 64, 128}
 )
 
-func eachRowFormat(f func(f RowFormat, t DType)) {
+func eachRowFormat(f func(f RowFormat, t pack.DType)) {
 	for _, t := range dtypes {
 		for _, b := range rowBits {
 			for _, g := range rowGroups {
@@ -34,7 +34,7 @@ func eachRowFormat(f func(f RowFormat, t DType)) {
 func TestRowVector(t *testing.T) {
 	file := vec.Load(t, "affine_mlx.safetensors")
 	weights, groups := 0, 0
-	eachRowFormat(func(f RowFormat, dt DType) {
+	eachRowFormat(func(f RowFormat, dt pack.DType) {
 		w := file.Bytes(t, "w."+dt.String())
 		prefix := fmt.Sprintf("%v.b%d.g%d.", dt, f.Bits, f.Group)
 		n := len(w) / dt.Size()
@@ -97,30 +97,30 @@ func rowModel(f RowFormat, x []float32) (idx []byte, s, bias float32) {
 	return idx, s, bias
 }
 
-func encode(t DType, x []float32) []byte {
+func encode(t pack.DType, x []float32) []byte {
 	b := make([]byte, len(x)*t.Size())
 	for i, v := range x {
 		switch t {
-		case F32:
+		case pack.F32:
 			binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(v))
-		case F16:
+		case pack.F16:
 			binary.LittleEndian.PutUint16(b[2*i:], pack.ToF16(v))
-		case BF16:
+		case pack.BF16:
 			binary.LittleEndian.PutUint16(b[2*i:], pack.ToBF16(v))
 		}
 	}
 	return b
 }
 
-func decode(t DType, b []byte) []float32 {
+func decode(t pack.DType, b []byte) []float32 {
 	x := make([]float32, len(b)/t.Size())
 	for i := range x {
 		switch t {
-		case F32:
+		case pack.F32:
 			x[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
-		case F16:
+		case pack.F16:
 			x[i] = pack.FromF16(binary.LittleEndian.Uint16(b[2*i:]))
-		case BF16:
+		case pack.BF16:
 			x[i] = pack.FromBF16(binary.LittleEndian.Uint16(b[2*i:]))
 		}
 	}
@@ -130,7 +130,7 @@ func decode(t DType, b []byte) []float32 {
 func TestRowModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(8, 3))
 	n, ties := 0, 0
-	eachRowFormat(func(f RowFormat, dt DType) {
+	eachRowFormat(func(f RowFormat, dt pack.DType) {
 		levels := float32(int(1)<<f.Bits - 1)
 		groups := map[string]func(i int) float32{
 			"normal":   func(int) float32 { return float32(rng.NormFloat64()) },
@@ -202,7 +202,7 @@ func TestRowGuards(t *testing.T) {
 		buf = bytes.Repeat([]byte{guard}, n+16)
 		return buf, buf[8 : 8+n : 8+n]
 	}
-	eachRowFormat(func(f RowFormat, dt DType) {
+	eachRowFormat(func(f RowFormat, dt pack.DType) {
 		x := make([]float32, 3*f.Group)
 		for i := range x {
 			x[i] = float32(i%17) - 5
@@ -239,24 +239,24 @@ func TestRowErrors(t *testing.T) {
 	for _, c := range []struct {
 		f                         RowFormat
 		packed, scales, biases, w []byte
-		dt                        DType
+		dt                        pack.DType
 		want                      string
 	}{
-		{RowFormat{7, 32}, nil, nil, nil, nil, F32, "of 7 bits"},
-		{RowFormat{0, 32}, nil, nil, nil, nil, F32, "of 0 bits"},
-		{RowFormat{4, 16}, nil, nil, nil, nil, F32, "groups of 16"},
-		{RowFormat{}, nil, nil, nil, nil, F32, "of 0 bits"},
-		{f, nil, nil, nil, nil, 3, "DType(3)"},
-		{f, buf(16), buf(2), buf(2), buf(63), F16, "63 bytes"},
-		{f, buf(20), buf(4), buf(4), buf(160), F32, "40 weights"},
-		{f, buf(15), buf(4), buf(4), buf(128), F32, "16 bytes of indices, not 15"},
-		{f, buf(17), buf(4), buf(4), buf(128), F32, "16 bytes of indices, not 17"},
-		{f, buf(16), buf(2), buf(4), buf(128), F32, "not 2 and 4"},
-		{f, buf(16), buf(4), buf(8), buf(128), F32, "not 4 and 8"},
-		{f, buf(32), buf(8), buf(8), encode(F32, nan), F32, "weight 33 is NaN"},
-		{f, buf(32), buf(4), buf(4), encode(F16, nan), F16, "weight 33 is NaN"},
-		{f, buf(32), buf(4), buf(4), encode(BF16, inf), BF16, "weight 5 is -Inf"},
-		{f, buf(32), buf(8), buf(8), encode(F32, huge), F32, "range of group 1, -3.4028235e+38 to 3.4028235e+38, overflows"},
+		{RowFormat{7, 32}, nil, nil, nil, nil, pack.F32, "of 7 bits"},
+		{RowFormat{0, 32}, nil, nil, nil, nil, pack.F32, "of 0 bits"},
+		{RowFormat{4, 16}, nil, nil, nil, nil, pack.F32, "groups of 16"},
+		{RowFormat{}, nil, nil, nil, nil, pack.F32, "of 0 bits"},
+		{f, nil, nil, nil, nil, 0, "DType(0)"},
+		{f, buf(16), buf(2), buf(2), buf(63), pack.F16, "63 bytes"},
+		{f, buf(20), buf(4), buf(4), buf(160), pack.F32, "40 weights"},
+		{f, buf(15), buf(4), buf(4), buf(128), pack.F32, "16 bytes of indices, not 15"},
+		{f, buf(17), buf(4), buf(4), buf(128), pack.F32, "16 bytes of indices, not 17"},
+		{f, buf(16), buf(2), buf(4), buf(128), pack.F32, "not 2 and 4"},
+		{f, buf(16), buf(4), buf(8), buf(128), pack.F32, "not 4 and 8"},
+		{f, buf(32), buf(8), buf(8), encode(pack.F32, nan), pack.F32, "weight 33 is NaN"},
+		{f, buf(32), buf(4), buf(4), encode(pack.F16, nan), pack.F16, "weight 33 is NaN"},
+		{f, buf(32), buf(4), buf(4), encode(pack.BF16, inf), pack.BF16, "weight 5 is -Inf"},
+		{f, buf(32), buf(8), buf(8), encode(pack.F32, huge), pack.F32, "range of group 1, -3.4028235e+38 to 3.4028235e+38, overflows"},
 	} {
 		err := c.f.Quantize(c.packed, c.scales, c.biases, c.w, c.dt)
 		if err == nil || !strings.HasPrefix(err.Error(), "affine: ") || !strings.Contains(err.Error(), c.want) {
@@ -268,10 +268,10 @@ func TestRowErrors(t *testing.T) {
 			}
 		}
 	}
-	if err := f.Dequantize(buf(128), buf(15), buf(4), buf(4), F32); err == nil || !strings.Contains(err.Error(), "not 15") {
+	if err := f.Dequantize(buf(128), buf(15), buf(4), buf(4), pack.F32); err == nil || !strings.Contains(err.Error(), "not 15") {
 		t.Errorf("Dequantize: error %v", err)
 	}
-	if err := errors.Join(f.Quantize(nil, nil, nil, nil, F32), f.Dequantize(nil, nil, nil, nil, BF16)); err != nil {
+	if err := errors.Join(f.Quantize(nil, nil, nil, nil, pack.F32), f.Dequantize(nil, nil, nil, nil, pack.BF16)); err != nil {
 		t.Errorf("no weights: %v", err)
 	}
 	if _, err := f.PackedLen(-32); err == nil {
@@ -283,7 +283,7 @@ func TestRowAllocs(t *testing.T) {
 	f := RowFormat{5, 64}
 	w, packed, scales, biases := make([]byte, 512*2), make([]byte, 512/8*5), make([]byte, 16), make([]byte, 16)
 	if n := testing.AllocsPerRun(50, func() {
-		if err := errors.Join(f.Quantize(packed, scales, biases, w, BF16), f.Dequantize(w, packed, scales, biases, BF16)); err != nil {
+		if err := errors.Join(f.Quantize(packed, scales, biases, w, pack.BF16), f.Dequantize(w, packed, scales, biases, pack.BF16)); err != nil {
 			t.Fatal(err)
 		}
 	}); n != 0 {
@@ -297,11 +297,11 @@ func FuzzRows(f *testing.F) {
 	f.Add(uint8(5), uint8(2), uint8(2), bytes.Repeat([]byte{0x80, 0x7f}, 8))
 	f.Fuzz(func(t *testing.T, bits, group, dtype uint8, data []byte) {
 		rf := RowFormat{int(bits % 10), 32 << (group % 4)}
-		dt := DType(dtype % 4)
+		dt := pack.DType(dtype % 4)
 		if len(data) == 0 {
 			return
 		}
-		if rf.Validate() != nil || dt > BF16 {
+		if rf.Validate() != nil || dt > pack.BF16 {
 			if rf.Quantize(data, data, data, data, dt) == nil {
 				t.Fatalf("%v %v accepted", rf, dt)
 			}
@@ -338,7 +338,7 @@ func BenchmarkRows(b *testing.B) {
 	for i := range x {
 		x[i] = float32(rng.NormFloat64())
 	}
-	w := encode(BF16, x)
+	w := encode(pack.BF16, x)
 	f := RowFormat{4, 64}
 	packed, scales, biases := make([]byte, 2048), make([]byte, 128), make([]byte, 128)
 	run := func(name string, op func() error) {
@@ -352,6 +352,6 @@ func BenchmarkRows(b *testing.B) {
 			b.ReportMetric(float64(len(x))*float64(b.N)/b.Elapsed().Seconds()/1e6, "Melem/s")
 		})
 	}
-	run("quantize", func() error { return f.Quantize(packed, scales, biases, w, BF16) })
-	run("dequantize", func() error { return f.Dequantize(w, packed, scales, biases, BF16) })
+	run("quantize", func() error { return f.Quantize(packed, scales, biases, w, pack.BF16) })
+	run("dequantize", func() error { return f.Dequantize(w, packed, scales, biases, pack.BF16) })
 }

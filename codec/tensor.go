@@ -10,38 +10,14 @@ import (
 )
 
 // DType is the element type of a tensor or of stored scales.
-type DType uint8
+type DType = pack.DType
 
 // The element types. The zero DType is none of them.
 const (
-	F32  DType = 1 + iota // IEEE 754 binary32
-	F16                   // IEEE 754 binary16
-	BF16                  // the upper half of a binary32
+	F32  = pack.F32  // IEEE 754 binary32
+	F16  = pack.F16  // IEEE 754 binary16
+	BF16 = pack.BF16 // the upper half of a binary32
 )
-
-// Size returns the number of bytes of an element, 0 for an unknown type.
-func (d DType) Size() int {
-	switch d {
-	case F32:
-		return 4
-	case F16, BF16:
-		return 2
-	}
-	return 0
-}
-
-// String returns f32, f16 or bf16.
-func (d DType) String() string {
-	switch d {
-	case F32:
-		return "f32"
-	case F16:
-		return "f16"
-	case BF16:
-		return "bf16"
-	}
-	return fmt.Sprintf("DType(%d)", uint8(d))
-}
 
 // ParseDType returns the element type named f32, f16 or bf16.
 func ParseDType(name string) (DType, error) {
@@ -51,47 +27,6 @@ func ParseDType(name string) (DType, error) {
 		}
 	}
 	return 0, &Error{Err: ErrDType, Index: NoIndex, Reason: fmt.Sprintf("unknown element type %q: want f32, f16 or bf16", name)}
-}
-
-// Load widens the element at the start of b, which is exact.
-// It panics if b is shorter than an element or d is unknown.
-func (d DType) Load(b []byte) float32 {
-	switch d {
-	case F32:
-		return math.Float32frombits(binary.LittleEndian.Uint32(b))
-	case F16:
-		return pack.FromF16(binary.LittleEndian.Uint16(b))
-	case BF16:
-		return pack.FromBF16(binary.LittleEndian.Uint16(b))
-	}
-	panic("codec: Load of an unknown element type")
-}
-
-// Store writes x to the start of b, rounded once to nearest even; a magnitude
-// beyond the type's range becomes an infinity.
-// It panics if b is shorter than an element or d is unknown.
-func (d DType) Store(b []byte, x float32) {
-	switch d {
-	case F32:
-		binary.LittleEndian.PutUint32(b, math.Float32bits(x))
-	case F16:
-		binary.LittleEndian.PutUint16(b, pack.ToF16(x))
-	case BF16:
-		binary.LittleEndian.PutUint16(b, pack.ToBF16(x))
-	default:
-		panic("codec: Store of an unknown element type")
-	}
-}
-
-// Round returns x as it reads back after Store.
-func (d DType) Round(x float32) float32 {
-	switch d {
-	case F16:
-		return pack.FromF16(pack.ToF16(x))
-	case BF16:
-		return pack.FromBF16(pack.ToBF16(x))
-	}
-	return x
 }
 
 // Tensor is a view of elements in memory. It owns nothing.

@@ -1,29 +1,10 @@
 package trellis
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math"
 
 	"github.com/turbotrellis/turbotrellis/pack"
 )
-
-// DType is a floating-point format that weights are decoded to.
-type DType uint8
-
-const (
-	F32  DType = iota // IEEE binary32
-	BF16              // bfloat16
-	F16               // IEEE binary16
-)
-
-// Size returns the bytes of an element.
-func (d DType) Size() int {
-	if d == F32 {
-		return 4
-	}
-	return 2
-}
 
 // Matrix is a coded weight matrix. Codes and Scales have the lengths that
 // Geometry gives: CodesLen words and one scale, as binary16 bits, a coded row.
@@ -88,11 +69,11 @@ func (m *Matrix) DecodeRows(dst []float32, lo, hi int) error {
 
 // DecodeBytes is DecodeRows with each weight rounded once, half to even, to
 // dtype and stored little-endian: dst has (hi−lo)·In·dtype.Size() bytes.
-func (m *Matrix) DecodeBytes(dst []byte, dtype DType, lo, hi int) error {
-	if dtype > F16 {
-		return fmt.Errorf("%w: DType(%d)", ErrParams, dtype)
-	}
+func (m *Matrix) DecodeBytes(dst []byte, dtype pack.DType, lo, hi int) error {
 	size := dtype.Size()
+	if size == 0 {
+		return fmt.Errorf("%w: %v", ErrParams, dtype)
+	}
 	if len(dst)%size != 0 {
 		return fmt.Errorf("%w: %d bytes for elements of %d", ErrShape, len(dst), size)
 	}
@@ -100,15 +81,7 @@ func (m *Matrix) DecodeBytes(dst []byte, dtype DType, lo, hi int) error {
 		return err
 	}
 	for i := range len(dst) / size {
-		v := m.at(lo+i/m.Geometry.In, i%m.Geometry.In)
-		switch b := dst[i*size:]; dtype {
-		case F32:
-			binary.LittleEndian.PutUint32(b, math.Float32bits(v))
-		case BF16:
-			binary.LittleEndian.PutUint16(b, pack.ToBF16(v))
-		case F16:
-			binary.LittleEndian.PutUint16(b, pack.ToF16(v))
-		}
+		dtype.Store(dst[i*size:], m.at(lo+i/m.Geometry.In, i%m.Geometry.In))
 	}
 	return nil
 }

@@ -610,7 +610,7 @@ func TestLayouts(t *testing.T) {
 				t.Fatal(err)
 			}
 			diff(t, "rows 17 to 21", part, want[17*in:22*in])
-			for dtype := F32; dtype <= F16; dtype++ {
+			for _, dtype := range []pack.DType{pack.F32, pack.BF16, pack.F16} {
 				b := make([]byte, 5*in*dtype.Size())
 				if err := m.DecodeBytes(b, dtype, 17, 22); err != nil {
 					t.Fatal(err)
@@ -618,16 +618,16 @@ func TestLayouts(t *testing.T) {
 				var wantBytes []byte
 				for _, v := range part {
 					switch dtype {
-					case F32:
+					case pack.F32:
 						wantBytes = binary.LittleEndian.AppendUint32(wantBytes, math.Float32bits(v))
-					case BF16:
+					case pack.BF16:
 						wantBytes = binary.LittleEndian.AppendUint16(wantBytes, pack.ToBF16(v))
-					case F16:
+					case pack.F16:
 						wantBytes = binary.LittleEndian.AppendUint16(wantBytes, pack.ToF16(v))
 					}
 				}
 				if !slices.Equal(b, wantBytes) {
-					t.Errorf("dtype %d: bytes differ", dtype)
+					t.Errorf("%v: bytes differ", dtype)
 				}
 			}
 		}
@@ -678,8 +678,8 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"room":      good.DecodeRows(dst[:511], 0, 1),
-		"bytes":     good.DecodeBytes(make([]byte, 511*2), BF16, 0, 1),
-		"odd bytes": good.DecodeBytes(make([]byte, 1025), F16, 0, 1),
+		"bytes":     good.DecodeBytes(make([]byte, 511*2), pack.BF16, 0, 1),
+		"odd bytes": good.DecodeBytes(make([]byte, 1025), pack.F16, 0, 1),
 		"shape 2":   errOf(GeometryOf([]int{3, 31}, 1, p)),
 		"shape 1":   errOf(GeometryOf([]int{32}, 1, p)),
 		"shape 3":   errOf(GeometryOf([]int{1, 3, 16}, 1, p)),
@@ -696,7 +696,7 @@ func TestDecodeRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := good.DecodeBytes(make([]byte, 1024), 3, 0, 1); !errors.Is(err, ErrParams) {
+	if err := good.DecodeBytes(make([]byte, 1024), 0, 0, 1); !errors.Is(err, ErrParams) {
 		t.Errorf("dtype: %v", err)
 	}
 	if _, err := StateAt(make([]uint32, 16), p, 256); !errors.Is(err, ErrIndex) {
@@ -774,7 +774,7 @@ func TestAllocs(t *testing.T) {
 		"EncodeRow":    func() error { return errOf(e.EncodeRow(codes, recon, w[:128])) },
 		"Encode":       func() error { return e.Encode(&m, all, w, g) },
 		"DecodeRows":   func() error { return m.DecodeRows(all, 0, g.Out) },
-		"DecodeBytes":  func() error { return m.DecodeBytes(b, BF16, 0, g.Out) },
+		"DecodeBytes":  func() error { return m.DecodeBytes(b, pack.BF16, 0, g.Out) },
 		"At":           func() error { return errOf(m.At(3, 1)) },
 		"StateAt":      func() error { return errOf(StateAt(codes[:4], p, 9)) },
 		"UnpackStates": func() error { return UnpackStates(states, codes[:4], p) },
@@ -843,7 +843,7 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		m.At(o, lo)
-		m.DecodeBytes(make([]byte, room), DType(o), lo, hi)
+		m.DecodeBytes(make([]byte, room), pack.DType(o), lo, hi)
 		Interleave(make([]uint32, len(m.Codes)), m.Codes, out, in, m.Params)
 		GeometryOf([]int{out, in}, axis, m.Params)
 		GeometryOf([]int{out, in, room}, axis, m.Params)

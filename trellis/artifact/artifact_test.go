@@ -24,6 +24,7 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/pack"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
@@ -447,7 +448,7 @@ func TestSingleFile(t *testing.T) {
 	}
 	_, _, want := oracle(t, x, opts().Params, 1, codec.F32)
 	got := make([]byte, len(want))
-	if err := c.DecodeBytes(got, trellis.F32, 0, 3); err != nil || !bytes.Equal(got, want) {
+	if err := c.DecodeBytes(got, pack.F32, 0, 3); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("Matrix decodes to something else (%v)", err)
 	}
 	if _, err := m.Matrix("layers.k"); !errors.Is(err, ErrSelection) {
