@@ -120,6 +120,17 @@ func (b *bench) run(t testing.TB, name string, grid shaders.Grid, memory int, ar
 
 func (b *bench) maxThreads(t testing.TB, name string) int { return b.pipeline(t, name).MaxThreads() }
 
+// viterbi plans a trellis encode within what the device and the pipeline allow.
+func (b *bench) viterbi(t testing.TB, L, k, T, threads, memory int) shaders.TrellisPlan {
+	threads = min(threads, b.device.Info().MaxThreads[0])
+	memory = min(memory, b.device.Info().MaxThreadgroupMemory)
+	p := shaders.TrellisLaunch(L, k, T, threads, memory)
+	for p.Threads > b.maxThreads(t, p.Kernel) {
+		p = shaders.TrellisLaunch(L, k, T, b.maxThreads(t, p.Kernel), memory)
+	}
+	return p
+}
+
 func words[T any](x []T) []byte {
 	var out bytes.Buffer
 	if err := binary.Write(&out, binary.LittleEndian, x); err != nil {
@@ -727,7 +738,7 @@ func TestKernelTrellisStatus(t *testing.T) {
 		for i, v := range bad.at {
 			x[i] = v
 		}
-		plan := shaders.TrellisLaunch(8, 2, T, 1024, shaders.ThreadgroupLimit)
+		plan := b.viterbi(t, 8, 2, T, 1024, shaders.ThreadgroupLimit)
 		status := clearStatus()
 		b.run(t, plan.Kernel, shaders.Grid{Groups: [3]int{2, 1, 1}, Threads: [3]int{plan.Threads, 1, 1}}, plan.Bytes, &shaders.TrellisEncodeArgs{
 			W: compact(T), Codes: compact(2), States: compact(T), SlotBytes: plan.SlotBytes, Blocks: rows, RowBlocks: 1, Block: T, StateBits: 8, Bits: 2, TailBiting: 1, WriteStates: 1,
@@ -791,7 +802,7 @@ func TestKernelTrellis(t *testing.T) {
 		}
 		n := c.T * c.k / 32
 		for _, limit := range []struct{ threads, memory int }{{1024, 32 << 10}, {256, 32 << 10}, {1024, 1 << 10}} {
-			plan := shaders.TrellisLaunch(c.L, c.k, c.T, limit.threads, limit.memory)
+			plan := b.viterbi(t, c.L, c.k, c.T, limit.threads, limit.memory)
 			if used[fmt.Sprint(c, plan)] {
 				continue
 			}
@@ -893,7 +904,8 @@ func TestKernelTrellis(t *testing.T) {
 		diff(t, fmt.Sprintf("%+v columns", c), out, gather(words(f), shaders.View{Base: 4, S2: int64(cols), S3: 1}, 4, rows, 1, rows, cols-8), codec.F32)
 	}
 	for _, v := range shaders.Variants() {
-		if v.Op == "trellis_encode" && !used[v.Name] {
+		// Only the specialised kernels ask for all 1024 threads, and a device may have fewer.
+		if v.Op == "trellis_encode" && !used[v.Name] && b.device.Info().MaxThreads[0] >= 1024 {
 			t.Errorf("%s did not run", v.Name)
 		}
 	}
@@ -938,7 +950,7 @@ func TestKernelTrellisRows(t *testing.T) {
 				}
 				scales, states, status := make([]byte, 2*rows), make([]byte, 2*len(x)), clearStatus()
 				b.run(t, "trellis_scales", shaders.LaneGrid(rows, 1024), 0, &sa, words(x), scales, status)
-				plan := shaders.TrellisLaunch(p.L, k, p.T, 1024, shaders.ThreadgroupLimit)
+				plan := b.viterbi(t, p.L, k, p.T, 1024, shaders.ThreadgroupLimit)
 				n := p.BlockWords()
 				codes := make([]byte, 4*len(m.Codes))
 				b.run(t, plan.Kernel, shaders.Grid{Groups: [3]int{5, 1, 1}, Threads: [3]int{plan.Threads, 1, 1}}, plan.Bytes, &shaders.TrellisEncodeArgs{
@@ -1102,7 +1114,7 @@ func BenchmarkKernel(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	plan := shaders.TrellisLaunch(12, 2, 256, 1024, shaders.ThreadgroupLimit)
+	plan := d.viterbi(b, 12, 2, 256, 1024, shaders.ThreadgroupLimit)
 	const blocks = 8
 	for _, l := range []launch{
 		{"values_decode_b3", shaders.ElementGrid(dim/8, rows, 256), 0, &shaders.ValuesDecodeArgs{Codes: view(dim * 3 / 8), Scales: view(4), Out: view(dim), N1: 1, N2: rows, Rows: rows,
