@@ -36,7 +36,7 @@ type candidate struct {
 
 // candidates holds every backend, fastest first. The last always opens.
 var candidates = [...]candidate{
-	metal,
+	metalBackend,
 	{"ref", func() (codec.Backend, error) { return ref.New(), nil }},
 }
 

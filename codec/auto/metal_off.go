@@ -4,6 +4,6 @@ package auto
 
 import "github.com/turbotrellis/turbotrellis/codec"
 
-var metal = candidate{"metal", func() (codec.Backend, error) {
+var metalBackend = candidate{"metal", func() (codec.Backend, error) {
 	return nil, &codec.Error{Err: codec.ErrUnavailable, Index: codec.NoIndex, Reason: "this program was built without -tags metal"}
 }}
