@@ -87,13 +87,13 @@ type coder struct {
 	work   []worker
 }
 
-// worker is what one goroutine writes to. states has T elements, row a coded
-// row's.
+// worker is what one goroutine writes to.
 type worker struct {
 	enc     *trellis.Encoder
-	states  []uint16
-	samples []float32
-	row     []float32
+	states  []uint16  // a block's
+	samples []float32 // a block's
+	row     []float32 // a coded row
+	fed     []float64 // what is added to the blocks at hand
 }
 
 func (f *Feedback) newCoder(w []float32, p trellis.Params, g trellis.Geometry, workers int) (*coder, error) {
@@ -129,7 +129,7 @@ func (f *Feedback) newCoder(w []float32, p trellis.Params, g trellis.Geometry, w
 		if err != nil {
 			return nil, err
 		}
-		c.work[i] = worker{enc, make([]uint16, p.T), make([]float32, p.T), make([]float32, g.Cols())}
+		c.work[i] = worker{enc, make([]uint16, p.T), make([]float32, p.T), make([]float32, g.Cols()), make([]float64, batch*p.T)}
 	}
 	k := &c.work[0]
 	for r := range c.first {
@@ -241,7 +241,7 @@ func (c *coder) encodeOutputs(m *trellis.Matrix) (diverged []bool) {
 		lo := i * batch
 		hi := min(lo+batch, c.g.Out)
 		f, e := make([]float32, batch*n), make([]float32, batch*n)
-		fed, target := make([]float64, batch*T), make([]float32, T)
+		fed, target := k.fed, make([]float32, T)
 		for b := n - T; b >= 0; b -= T {
 			clear(fed)
 			for j := b + T; j < n; j++ {
@@ -314,7 +314,8 @@ func (c *coder) encodeInputs(m *trellis.Matrix) (diverged bool) {
 	bad := make([]bool, out/T)
 	for i := n - 1; i >= 0; i-- {
 		c.each(out/T, func(k *worker, b int) {
-			fed := make([]float64, T)
+			fed := k.fed[:T]
+			clear(fed)
 			for j := i + 1; j < n; j++ {
 				l := c.a[j*n+i]
 				for t, e := range errs[j*out+b*T:][:T] {

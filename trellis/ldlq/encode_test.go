@@ -535,7 +535,7 @@ func TestVectorProxyLoss(t *testing.T) {
 	type choice struct{ axis, T int }
 	rows, choices, last := 32, []choice{{1, 128}}, trellis.RMS
 	if os.Getenv("TURBOTRELLIS_LONG") != "" {
-		rows, choices, last = 384, []choice{{1, 16}, {1, 32}, {1, 64}, {1, 128}, {0, 128}, {0, 384}}, trellis.Refit
+		rows, choices, last = 384, []choice{{1, 32}, {1, 128}, {0, 128}}, trellis.Refit
 	}
 	for _, l := range layers(t) {
 		for _, c := range choices {
