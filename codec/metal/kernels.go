@@ -3,6 +3,7 @@ package metal
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/turbotrellis/turbotrellis/codec/metal/gpu"
@@ -50,6 +51,9 @@ func (k *kernels) get(v shaders.Variant) (kernel, error) {
 		if err != nil {
 			return kernel{}, err
 		}
+		if !strings.Contains(source, layout()) {
+			return kernel{}, fmt.Errorf("the %s kernels have another version of the argument structs than this program", v.Family)
+		}
 		if l, err = k.dev.NewLibrary(source, gpu.CompileOptions{}); err != nil {
 			return kernel{}, err
 		}
@@ -90,7 +94,10 @@ func (k *kernels) named(name string) (kernel, error) {
 	return kernel{}, fmt.Errorf("%w named %s", errNoKernel, name)
 }
 
-var variants = sync.OnceValue(shaders.Variants)
+var (
+	variants = sync.OnceValue(shaders.Variants)
+	layout   = sync.OnceValue(shaders.Layout)
+)
 
 var errNoKernel = errors.New("no kernel")
 

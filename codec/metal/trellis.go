@@ -303,7 +303,7 @@ func (c *Trellis) encode(m trellis.Matrix, recon, t codec.Tensor) (status, error
 		out.direct = out.direct && (out.buf != nil || pl.slab >= pl.rows)
 	}
 	rowBlocks, rowWords := g.Cols()/p.T, g.Cols()/p.T*p.BlockWords()
-	layout := layoutOf(g, p, codeBase)
+	rowsOf := layoutOf(g, p, codeBase)
 	err = pl.each(func(row, n int) error {
 		return slab(row, n, func(j *job, w gpu.Binding, v shaders.View) error {
 			words, err := j.status()
@@ -352,7 +352,7 @@ func (c *Trellis) encode(m trellis.Matrix, recon, t codec.Tensor) (status, error
 					return err
 				}
 				pair := int64(2 * p.BlockWords())
-				to := shaders.View{Base: layout.Base + int64(row)*layout.S2, S1: layout.S1, S2: layout.S2, S3: 1}
+				to := shaders.View{Base: rowsOf.Base + int64(row)*rowsOf.S2, S1: rowsOf.S1, S2: rowsOf.S2, S3: 1}
 				args := shaders.CopyArgs{X: shaders.View{S1: pair, S2: int64(rowWords), S3: 1}, Y: to,
 					N1: uint32(rowBlocks / 2), N2: uint32(n), Rows: uint32(rowBlocks / 2 * n), Dim: uint32(pair)}
 				j.add(k, int(args.Rows), shaders.ElementGrid(int(pair), int(args.Rows), k.pipeline.MaxThreads()), 0, false, &args, plain, codes)
@@ -363,7 +363,7 @@ func (c *Trellis) encode(m trellis.Matrix, recon, t codec.Tensor) (status, error
 					return err
 				}
 				toView.Base += int64(row) * toView.S2
-				from := layout
+				from := rowsOf
 				from.Base += int64(row) * from.S2
 				args := shaders.TrellisExpandArgs{Codes: from, Scales: shaders.View{Base: scaleBase + int64(row), S2: 1}, Out: toView,
 					Rows: uint32(n), Cols: uint32(g.Cols()), OutType: dtypes[recon.DType]}
@@ -502,7 +502,7 @@ func (c *Trellis) overCoded(m *trellis.Matrix, out *operand, first int, add func
 			return err
 		}
 		toView.Base += int64(row) * toView.S2
-		codes, layout, err := j.codes(m, first+row, n)
+		codes, codesView, err := j.codes(m, first+row, n)
 		if err != nil {
 			return err
 		}
@@ -510,7 +510,7 @@ func (c *Trellis) overCoded(m *trellis.Matrix, out *operand, first int, add func
 		if err != nil {
 			return err
 		}
-		args := shaders.TrellisExpandArgs{Codes: layout, Scales: shaders.View{Base: base, S2: 1}, Out: toView, Rows: uint32(n)}
+		args := shaders.TrellisExpandArgs{Codes: codesView, Scales: shaders.View{Base: base, S2: 1}, Out: toView, Rows: uint32(n)}
 		if err := add(j, args, codes, scales, to); err != nil {
 			return err
 		}
