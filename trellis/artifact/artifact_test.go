@@ -854,6 +854,53 @@ func TestExistingOutput(t *testing.T) {
 	}
 }
 
+// A model may be links, as a download cache keeps it.
+func TestLinks(t *testing.T) {
+	blobs := toy(t)
+	dir := t.TempDir()
+	snapshot, out, whole := filepath.Join(dir, "snapshot"), filepath.Join(dir, "out"), filepath.Join(dir, "whole")
+	for name := range tree(t, blobs) {
+		if strings.HasPrefix(name, ".git") {
+			continue
+		}
+		link := filepath.Join(snapshot, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(link), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(filepath.Join(blobs, filepath.FromSlash(name)), link); err != nil {
+			t.Skip(err)
+		}
+	}
+	if err := os.Symlink(snapshot, filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	encode(t, blobs, whole, opts())
+	encode(t, filepath.Join(dir, "link"), out+"/", opts())
+	same(t, tree(t, out), tree(t, whole))
+	force := run()
+	force.Force = true
+	if _, err := plan(t, filepath.Join(dir, "link"), opts()).Encode(context.Background(), snapshot, force); err == nil {
+		t.Error("the model was replaced")
+	}
+}
+
+// A backend that does not serve the parameters is found out before anything is
+// written.
+func TestUnserved(t *testing.T) {
+	src, out := toy(t), filepath.Join(t.TempDir(), "out")
+	_, err := plan(t, src, opts()).Encode(context.Background(), out, RunOptions{Backend: unserving{}})
+	if !errors.Is(err, codec.ErrUnsupported) || !strings.Contains(err.Error(), "layers.0.q.weight") {
+		t.Errorf("error %v", err)
+	}
+	absent(t, out, out+partialSuffix)
+}
+
+type unserving struct{ codec.Backend }
+
+func (unserving) Trellis(trellis.Params) (codec.Trellis, error) {
+	return nil, &codec.Error{Err: codec.ErrUnsupported, Index: codec.NoIndex}
+}
+
 func TestParts(t *testing.T) {
 	src := toy(t)
 	dir := t.TempDir()

@@ -115,6 +115,9 @@ func (b *build) run(ctx context.Context) (Result, error) {
 		sums[i], err = b.jobs[i].check(ctx, b.advance)
 		return err
 	})
+	if errors.Is(err, context.Canceled) {
+		return Result{}, errInterrupted
+	}
 	if err != nil {
 		return Result{}, err
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
-	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
 // Decode writes the model with every coded matrix restored to <base>.weight in
@@ -35,7 +34,7 @@ func (m *Model) buildDecode(out string, dtype codec.DType, run RunOptions) (*bui
 		return nil, err
 	}
 	b.verb = Decoding
-	e := &encoder{pool: newPool(), backend: run.Backend, codecs: map[trellis.Params]codec.Trellis{}}
+	e := newEncoder(run)
 	for i, f := range m.files {
 		o := outFile{name: f.name, meta: f.Metadata(), copies: map[string]*safetensors.File{}}
 		for _, t := range f.Tensors() {
@@ -47,7 +46,11 @@ func (m *Model) buildDecode(out string, dtype codec.DType, run RunOptions) (*bui
 			if base, suffix := cutSuffix(t.Name); suffix == weightSuffix {
 				c := m.coded[m.isBase[base]]
 				o.infos = append(o.infos, safetensors.Info{Name: t.Name, DType: fileDType(dtype), Shape: []int{c.Geometry.Out, c.Geometry.In}})
-				b.jobs = append(b.jobs, e.decodeJob(m, i, c, dtype))
+				j, err := e.decodeJob(m, i, c, dtype)
+				if err != nil {
+					return nil, fmt.Errorf("matrix %q: %w", c.Base, err)
+				}
+				b.jobs = append(b.jobs, j)
 			}
 		}
 		wideFirst(o.infos)
@@ -115,8 +118,12 @@ func (m *Model) dropEntries(b *build) error {
 	return err
 }
 
-func (e *encoder) decodeJob(m *Model, file int, c Coded, dtype codec.DType) job {
+func (e *encoder) decodeJob(m *Model, file int, c Coded, dtype codec.DType) (job, error) {
 	g, size := c.Geometry, dtype.Size()
+	k, err := e.codec(c.Params)
+	if err != nil {
+		return job{}, err
+	}
 	return job{
 		name: c.Base + weightSuffix, file: file, weights: c.Weights(),
 		outs: []string{c.Base + weightSuffix},
@@ -133,11 +140,10 @@ func (e *encoder) decodeJob(m *Model, file int, c Coded, dtype codec.DType) job 
 			if err != nil {
 				return TensorResult{}, err
 			}
-			k, err := e.codec(c.Params)
-			if err != nil {
-				return TensorResult{}, err
-			}
-			data := make([]byte, g.Out*g.In*size)
+			s := <-e.scratch
+			defer func() { e.scratch <- s }()
+			s.data = sized(s.data, g.Out*g.In*size)
+			data := s.data
 			err = e.pool.rows(ctx, g.Out, g.In, 1, func(_, first, n int) error {
 				x := codec.Tensor{DType: dtype, Shape: []int{n, g.In}, Data: data[first*g.In*size:][:n*g.In*size]}
 				if err := k.Decode(x, t, first); err != nil {
@@ -156,5 +162,5 @@ func (e *encoder) decodeJob(m *Model, file int, c Coded, dtype codec.DType) job 
 			_, err = dst[0].Write(data)
 			return r, err
 		},
-	}
+	}, nil
 }

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
@@ -245,7 +244,8 @@ func (p *Plan) build(out string, run RunOptions) (*build, error) {
 		return nil, err
 	}
 	b.verb = Coding
-	e := &encoder{pool: newPool(), backend: run.Backend, codecs: map[trellis.Params]codec.Trellis{}, hessians: p.opts.Hessians}
+	e := newEncoder(run)
+	e.hessians = p.opts.Hessians
 	planned := map[string]Planned{}
 	for _, t := range p.Tensors {
 		planned[t.Name] = t
@@ -267,7 +267,11 @@ func (p *Plan) build(out string, run RunOptions) (*build, error) {
 			o.infos = append(o.infos,
 				safetensors.Info{Name: t.Name, DType: safetensors.U32, Shape: c.geom.CodesShape(c.params)},
 				safetensors.Info{Name: base + scalesSuffix, DType: safetensors.F16, Shape: []int{c.geom.Rows()}})
-			b.jobs = append(b.jobs, e.job(m, c))
+			j, err := e.job(m, c)
+			if err != nil {
+				return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+			}
+			b.jobs = append(b.jobs, j)
 		}
 		wideFirst(o.infos)
 		b.files = append(b.files, o)
@@ -351,7 +355,7 @@ func (b *build) layout() string {
 // further files.
 func (m *Model) start(out string, run RunOptions) (*build, error) {
 	b := &build{
-		out: out, dir: m.dir, force: run.Force, parallel: run.Jobs, report: run.Progress,
+		out: filepath.Clean(out), dir: m.dir, force: run.Force, parallel: run.Jobs, report: run.Progress,
 		texts: map[string][]byte{}, links: map[string]string{},
 	}
 	if m.dir {
@@ -457,18 +461,31 @@ func editIndex(index []byte, bases []string, files []outFile, add bool) ([]byte,
 	return splice(o.text, edits), nil
 }
 
-// encoder makes the jobs of an encoding.
+// encoder makes the jobs of an encoding or decoding.
 type encoder struct {
 	pool     pool
 	backend  codec.Backend
-	hessians *Hessians
-	mu       sync.Mutex // guards codecs
 	codecs   map[trellis.Params]codec.Trellis
+	hessians *Hessians
+	largest  int64         // bytes of the largest matrix to code
+	scratch  chan *scratch // as many as there are jobs at a time
 }
 
+func newEncoder(run RunOptions) *encoder {
+	e := &encoder{
+		pool:    newPool(),
+		backend: run.Backend,
+		codecs:  map[trellis.Params]codec.Trellis{},
+		scratch: make(chan *scratch, max(1, run.Jobs)),
+	}
+	for range cap(e.scratch) {
+		e.scratch <- &scratch{slots: make([]slot, cap(e.pool))}
+	}
+	return e
+}
+
+// codec returns the backend's codec; codecs of equal parameters are one.
 func (e *encoder) codec(p trellis.Params) (codec.Trellis, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	if c, ok := e.codecs[p]; ok {
 		return c, nil
 	}
@@ -479,51 +496,74 @@ func (e *encoder) codec(p trellis.Params) (codec.Trellis, error) {
 	return c, err
 }
 
-func (e *encoder) job(m *Model, t Planned) job {
-	w := &weights{name: t.Name, g: t.geom, file: m.files[t.file].File}
+// scratch is what a job works in. Jobs hand it on, so that memory in use is
+// that of the largest tensor and not of garbage.
+type scratch struct {
+	data         []byte
+	matrix       trellis.Matrix
+	errs, energy []float64 // by coded row
+	slots        []slot
+}
+
+// slot is what one goroutine works in.
+type slot struct {
+	part  trellis.Matrix
+	recon []byte
+	x, y  []float32
+}
+
+func (e *encoder) job(m *Model, t Planned) (job, error) {
+	w := &weights{name: t.Name, g: t.geom, bytes: t.info.Size, file: m.files[t.file].File}
 	w.dtype, _ = dtypeOf(t.info.DType)
+	c, err := e.codec(t.params)
+	if err != nil {
+		return job{}, err
+	}
+	if t.info.Size > math.MaxInt {
+		return job{}, fmt.Errorf("%w: %d bytes do not fit into memory", ErrTensor, t.info.Size)
+	}
+	e.largest = max(e.largest, t.info.Size)
 	return job{
 		name: t.Name, file: t.file, weights: t.Weights(),
 		outs: []string{t.Name, strings.TrimSuffix(t.Name, weightSuffix) + scalesSuffix},
 		check: func(ctx context.Context, done func(int64)) (string, error) {
-			data, err := w.read()
-			if err != nil {
+			s := <-e.scratch
+			defer func() { e.scratch <- s }()
+			if err := w.read(s, e.largest); err != nil {
 				return "", err
 			}
-			if err := w.check(data, t.params); err != nil {
+			if err := w.check(s.data, t.params); err != nil {
 				return "", err
 			}
 			var hessian []byte
 			if t.Hessian {
+				var err error
 				if hessian, err = e.hessian(t); err != nil {
 					return "", err
 				}
 			}
 			done(t.Weights())
-			return digest(data, hessian), nil
+			return digest(s.data, hessian), nil
 		},
 		make: func(ctx context.Context, dst []io.Writer, done func(int64)) (TensorResult, error) {
-			data, err := w.read()
-			if err != nil {
+			s := <-e.scratch
+			defer func() { e.scratch <- s }()
+			if err := w.read(s, e.largest); err != nil {
 				return TensorResult{}, err
 			}
 			r := TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
-			var coded *trellis.Matrix
+			var err error
 			if t.Hessian {
-				coded, err = e.withFeedback(ctx, t, w, data, &r, done)
+				err = e.withFeedback(ctx, t, w, s, &r, done)
 			} else {
-				var c codec.Trellis
-				if c, err = e.codec(t.params); err != nil {
-					return TensorResult{}, err
-				}
-				coded, r.Error, err = w.code(ctx, e.pool, t.params, c, 1, data, done)
+				r.Error, err = w.code(ctx, e.pool, t.params, c, 1, s, done)
 			}
 			if err != nil {
 				return TensorResult{}, err
 			}
-			return r, write(dst, coded)
+			return r, write(dst, &s.matrix)
 		},
-	}
+	}, nil
 }
 
 func (e *encoder) hessian(t Planned) ([]byte, error) {
@@ -532,26 +572,24 @@ func (e *encoder) hessian(t Planned) ([]byte, error) {
 
 // withFeedback codes a matrix against its Hessian. On axis 1 the rows are coded
 // apart; on axis 0 each feeds back to those before it.
-func (e *encoder) withFeedback(ctx context.Context, t Planned, w *weights, data []byte, r *TensorResult, done func(int64)) (*trellis.Matrix, error) {
+func (e *encoder) withFeedback(ctx context.Context, t Planned, w *weights, s *scratch, r *TensorResult, done func(int64)) error {
 	raw, err := e.hessian(t)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	f, err := prepare(t.hess, raw, t.params, t.Axis)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	least := feedbackRows
 	if t.Axis == 0 {
 		least, f.workers = max(1, t.geom.Rows()), cap(e.pool)
 	}
-	coded, relative, err := w.code(ctx, e.pool, t.params, f, least, data, done)
-	if err != nil {
-		return nil, err
+	if r.Error, err = w.code(ctx, e.pool, t.params, f, least, s, done); err != nil {
+		return err
 	}
-	r.Error = relative
 	f.note(r)
-	return coded, nil
+	return nil
 }
 
 // rowCoder codes rows of a matrix, as codec.Trellis does.
@@ -564,10 +602,15 @@ type weights struct {
 	name  string
 	g     trellis.Geometry
 	dtype codec.DType
+	bytes int64
 	file  *safetensors.File
 }
 
-func (w *weights) read() ([]byte, error) { return w.file.AppendTensor(nil, w.name) }
+func (w *weights) read(s *scratch, most int64) error {
+	// Room for the largest tensor from the start leaves no smaller one behind.
+	s.data = sized(s.data, int(most))[:w.bytes]
+	return w.file.ReadInto(s.data, w.name)
+}
 
 // view returns the weights of n coded rows from the first as a matrix, which is
 // strided for axis 0.
@@ -630,65 +673,65 @@ func (w *weights) placed(err error, row, at int) error {
 	return &moved
 }
 
-// code codes the matrix, at least so many rows at a time, and returns the
-// squared error over the sum of squares as well.
-func (w *weights) code(ctx context.Context, p pool, params trellis.Params, c rowCoder, least int, data []byte, done func(int64)) (*trellis.Matrix, float64, error) {
+// code codes the matrix in s.data into s.matrix, at least so many rows at a
+// time, and returns the squared error over the sum of squares.
+func (w *weights) code(ctx context.Context, p pool, params trellis.Params, c rowCoder, least int, s *scratch, done func(int64)) (float64, error) {
 	rows, cols := w.g.Rows(), w.g.Cols()
 	words := cols / params.T * params.BlockWords() // a row
-	whole := &trellis.Matrix{
+	s.matrix = trellis.Matrix{
 		Params:   params,
 		Geometry: w.g,
-		Codes:    make([]uint32, rows*words),
-		Scales:   make([]uint16, rows),
+		Codes:    sized(s.matrix.Codes, rows*words),
+		Scales:   sized(s.matrix.Scales, rows),
 	}
-	errs := make([]float64, rows)
-	squares := make([]float64, rows)
-	type slot struct {
-		part  trellis.Matrix
-		recon []byte
-		x, y  []float32
-	}
-	slots := make([]slot, cap(p))
+	s.errs, s.energy = sized(s.errs, rows), sized(s.energy, rows)
+	clear(s.errs)
+	clear(s.energy)
 	err := p.rows(ctx, rows, cols, least, func(i, first, n int) error {
-		s := &slots[i]
-		x, g := w.view(data, first, n)
-		s.recon = slices.Grow(s.recon[:0], 4*n*cols)[:4*n*cols]
-		recon := codec.Tensor{DType: codec.F32, Shape: x.Shape, Data: s.recon}
-		if err := c.Encode(&s.part, recon, x, g); err != nil {
+		k := &s.slots[i]
+		x, g := w.view(s.data, first, n)
+		k.recon = sized(k.recon, 4*n*cols)
+		recon := codec.Tensor{DType: codec.F32, Shape: x.Shape, Data: k.recon}
+		if err := c.Encode(&k.part, recon, x, g); err != nil {
 			return fmt.Errorf("tensor %q, from row %d along axis %d: %w", w.name, first, g.Axis, err)
 		}
-		copy(whole.Codes[first*words:], s.part.Codes)
-		copy(whole.Scales[first:], s.part.Scales)
-		s.x = slices.Grow(s.x[:0], g.In)[:g.In]
-		s.y = slices.Grow(s.y[:0], g.In)[:g.In]
+		copy(s.matrix.Codes[first*words:], k.part.Codes)
+		copy(s.matrix.Scales[first:], k.part.Scales)
+		k.x, k.y = sized(k.x, g.In), sized(k.y, g.In)
 		for out := range g.Out {
-			x.LoadRow(s.x, out)
-			recon.LoadRow(s.y, out)
-			for in, v := range s.x {
+			x.LoadRow(k.x, out)
+			recon.LoadRow(k.y, out)
+			for in, v := range k.x {
 				r := first + out
 				if g.Axis == 0 {
 					r = first + in
 				}
-				d := float64(s.y[in]) - float64(v)
-				errs[r] += float64(d * d)
-				squares[r] += float64(float64(v) * float64(v))
+				d := float64(k.y[in]) - float64(v)
+				s.errs[r] += float64(d * d)
+				s.energy[r] += float64(float64(v) * float64(v))
 			}
 		}
 		done(int64(n) * int64(cols))
 		return nil
 	})
-	if err != nil {
-		return nil, 0, err
-	}
-	return whole, ratio(errs, squares), nil
+	return ratio(s.errs, s.energy), err
 }
 
-// ratio returns the sum of errs over that of squares, 0 for no error at all.
-func ratio(errs, squares []float64) float64 {
+// sized returns a slice of n elements, s itself where it is large enough. It
+// makes no room for more, as append does.
+func sized[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+// ratio returns the sum of errs over that of energy, 0 for no error at all.
+func ratio(errs, energy []float64) float64 {
 	var num, den float64
 	for i := range errs {
 		num += errs[i]
-		den += squares[i]
+		den += energy[i]
 	}
 	if num == 0 {
 		return 0

@@ -155,8 +155,12 @@ func (m *Model) list() (names []string, weightMap map[string]string, err error) 
 // otherFiles lists the regular files below dir, links to files among them,
 // except for skip and for the directories of Git and of download caches.
 func otherFiles(dir string, skip []string) ([]string, error) {
+	dir, err := filepath.EvalSymlinks(dir) // a walk does not follow the first one
+	if err != nil {
+		return nil, err
+	}
 	var result []string
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}

@@ -128,7 +128,7 @@ func Merge(ctx context.Context, parts []string, out string, run RunOptions) (Res
 
 func mergeBuild(parts []string, out string, run RunOptions) (_ *build, err error) {
 	b := &build{
-		out: out, force: run.Force, report: run.Progress,
+		out: filepath.Clean(out), force: run.Force, report: run.Progress,
 		texts: map[string][]byte{}, links: map[string]string{},
 	}
 	defer func() {

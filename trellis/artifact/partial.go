@@ -29,6 +29,8 @@ const (
 	journalFormat = "turbotrellis journal 1"
 )
 
+var errInterrupted = errors.New("interrupted")
+
 // partial is an unfinished output, being written.
 type partial struct {
 	b        *build
@@ -365,7 +367,7 @@ func (p *partial) move(from, out string) error {
 // resumable adds to an error what is left and how to go on.
 func (p *partial) resumable(err error) error {
 	if errors.Is(err, context.Canceled) {
-		err = errors.New("interrupted")
+		err = errInterrupted
 	}
 	return fmt.Errorf("%w (the finished tensors are in %s; the same command goes on from there)", err, p.path)
 }

@@ -28,6 +28,13 @@ const (
 // TestMain lets the test binary be a process to kill.
 func TestMain(m *testing.M) {
 	src, out, ok := strings.Cut(os.Getenv(victimEnv), "\n")
+	if src, out, ok := strings.Cut(os.Getenv(memoryEnv), "\n"); ok {
+		if err := encodeLarge(src, out); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if !ok {
 		os.Exit(m.Run())
 	}

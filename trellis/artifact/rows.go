@@ -19,7 +19,7 @@ const (
 
 	// chunkWeights bounds what all goroutines hold of a tensor at a time,
 	// beside the tensor and its output: 12 bytes a weight.
-	chunkWeights = 1 << 21
+	chunkWeights = 1 << 19
 )
 
 // rows calls work on runs of at least least consecutive rows of the given
