@@ -240,8 +240,8 @@ func TestKernelFault(t *testing.T) {
 	if n := misuses() - before; n != 0 {
 		t.Error(n, lastMisuse())
 	}
-	b.Release() // hostmetal looks at the guard words once more
-	if n := misuses() - before; n != 1 || !strings.Contains(lastMisuse(), "past its end") {
+	b.Release()
+	if n := misuses() - before; n != 0 { // hostmetal reports it once
 		t.Error(n, lastMisuse())
 	}
 }

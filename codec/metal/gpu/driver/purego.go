@@ -1,4 +1,4 @@
-//go:build metal && ((darwin && arm64) || (linux && hostmetal && (amd64 || arm64)))
+//go:build metal && ((darwin && arm64 && (!cgo || purego)) || (linux && hostmetal && (amd64 || arm64) && (!cgo || purego || !darwinkit)))
 
 package driver
 
