@@ -70,25 +70,27 @@ func bytesOf[T uint16 | uint32](s []T) []byte {
 
 // viterbi picks the encoder's kernel and its launch over some blocks.
 func (c *Trellis) viterbi(blocks int) (kernel, shaders.TrellisPlan, int, error) {
-	b := c.b
-	threads, memory, declined := b.info.MaxThreads[0], b.info.MaxThreadgroupMemory, ""
-	for threads >= simdWidth {
-		l := shaders.TrellisLaunch(c.p.L, c.p.K, c.p.T, threads, memory)
+	b, declined := c.b, ""
+	for threads := b.info.MaxThreads[0]; threads >= simdWidth; {
+		l := shaders.TrellisLaunch(c.p.L, c.p.K, c.p.T, threads, b.info.MaxThreadgroupMemory)
 		k, err := b.kernels.named(l.Kernel)
 		if err != nil {
 			return kernel{}, l, 0, err
 		}
-		if err := wholeSIMD(k); err != nil {
-			return kernel{}, l, 0, fmt.Errorf("%w: %s: %v", errNoKernel, k.Name, err)
+		err = wholeSIMD(k)
+		if most := k.pipeline.MaxThreads(); err == nil && l.Threads > most {
+			err = fmt.Errorf("threadgroups of %d threads, not %d", most, l.Threads)
 		}
-		if most, room := k.pipeline.MaxThreads(), b.room(k); l.Threads > most || l.Bytes > room {
-			declined = fmt.Sprintf("%s: %d threads, %d bytes: the device allows %d, %d", k.Name, l.Threads, l.Bytes, most, room)
-			threads, memory = min(threads-1, most), min(memory, room)
+		if err == nil && l.Bytes > b.room(k) {
+			err = fmt.Errorf("%d bytes of threadgroup memory, not %d", b.room(k), l.Bytes)
+		}
+		if err != nil { // fewer threads lead to a more general kernel
+			declined = fmt.Sprintf("%s: %v", k.Name, err)
+			threads = l.Threads - 1
 			continue
 		}
 		k.declined = declined
-		slots := min(blocks, maxSlots, max(1, int(scratchBytes/l.SlotBytes)))
-		return k, l, slots, nil
+		return k, l, min(blocks, maxSlots, max(1, int(scratchBytes/l.SlotBytes))), nil
 	}
 	return kernel{}, shaders.TrellisPlan{}, 0, fmt.Errorf("%w: %s", errNoKernel, declined)
 }
