@@ -4,14 +4,12 @@
 //
 // Everything is Metal Shading Language 3.0 with fast math off. The sources are one
 // compilation unit: layout.metal and common.metal first, one file per kernel family, then
-// instances.metal, which names every kernel.
+// instances.metal, which names every kernel. layout.metal and instances.metal are generated
+// (go generate) from args.go and variants.go; a test demands that they are current.
 //
 // A device may flush f32 subnormals. No kernel lets one decide a bit, with two exceptions that
 // docs/numerics.md leaves undefined: decoding scales that no encoder writes, and hadamard_*
 // without HadamardArgs.Canonical on inputs below 2^-64.
-//
-// layout.metal and instances.metal are generated
-// (go generate) from args.go and variants.go; a test demands that they are current.
 package shaders
 
 //go:generate go run ./gen
