@@ -25,7 +25,31 @@
 #include <xmmintrin.h>
 #endif
 
+// change_stack stores where the caller is at *save and continues where *load was stored. On
+// x86-64 the compiler saves what it needs of the registers, which is less than all of them.
+#if defined(__x86_64__)
+static inline __attribute__((always_inline)) void change_stack(void **save, void *load) {
+  __asm__ volatile(
+      "pushq %%rbp\n\t"
+      "pushq %%rbx\n\t"
+      "leaq 1f(%%rip), %%rax\n\t"
+      "pushq %%rax\n\t"
+      "movq %%rsp, (%0)\n\t"
+      "movq %1, %%rsp\n\t"
+      "popq %%rax\n\t"
+      "jmpq *%%rax\n"
+      "1:\n\t"
+      "popq %%rbx\n\t"
+      "popq %%rbp"
+      : "+D"(save), "+S"(load)
+      :
+      : "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5",
+        "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "memory", "cc");
+}
+#else
 extern "C" void hostmetal_switch(void **save, void *load);
+static inline void change_stack(void **save, void *load) { hostmetal_switch(save, load); }
+#endif
 
 namespace hostmetal {
 
@@ -182,7 +206,8 @@ struct Worker {
   Site site[kMaxThreads];
   SimdGroup simd[kMaxThreads / 16];
   void *scheduler = nullptr;
-  unsigned current = 0, current_simd = 0;
+  unsigned current = 0;         // the fiber that runs
+  SimdGroup *in = nullptr;      // and its SIMD-group
   unsigned simd_count = 0;
   bool mixed = false;  // seeded: orders vary
   Random random{0};
@@ -217,6 +242,8 @@ struct Worker {
   void to_scheduler();
   void leave();
   [[noreturn]] void fail(const std::string &message);
+  void partial(const Site &s);
+  [[noreturn]] void elsewhere(const Site &s);
   void shuffle(SimdGroup &s);
   bool run_group();
   std::string divergence() const;
@@ -235,7 +262,7 @@ void fiber_main() {
   unsigned i = w->current;
   w->dispatch->function->kernel->one(w->group, i);
   w->state[i] = kDone;
-  w->simd[w->current_simd].done++;
+  w->in->done++;
   w->leave();
   abort();
 }
@@ -249,8 +276,6 @@ void Worker::prepare(unsigned i) {
   void **p = reinterpret_cast<void **>(top);
   *--p = nullptr;  // fiber_main's return address: it does not return
   *--p = reinterpret_cast<void *>(fiber_main);
-  p -= 6;
-  memset(p, 0, 6 * sizeof *p);
 #elif defined(__aarch64__)
   void **p = reinterpret_cast<void **>(top) - 20;
   memset(p, 0, 160);
@@ -271,7 +296,7 @@ void Worker::to(unsigned next) {
 #ifdef HOSTMETAL_ASAN
   __sanitizer_start_switch_fiber(state[from] == kDone ? nullptr : &fake[from], bottom(next), kStack);
 #endif
-  hostmetal_switch(&sp[from], sp[next]);
+  change_stack(&sp[from], sp[next]);
 #ifdef HOSTMETAL_ASAN
   __sanitizer_finish_switch_fiber(fake[from], nullptr, nullptr);
 #endif
@@ -282,7 +307,7 @@ void Worker::to_scheduler() {
 #ifdef HOSTMETAL_ASAN
   __sanitizer_start_switch_fiber(state[from] == kDone ? nullptr : &fake[from], scheduler_bottom, scheduler_size);
 #endif
-  hostmetal_switch(&sp[from], scheduler);
+  change_stack(&sp[from], scheduler);
 #ifdef HOSTMETAL_ASAN
   __sanitizer_finish_switch_fiber(fake[from], nullptr, nullptr);
 #endif
@@ -290,7 +315,7 @@ void Worker::to_scheduler() {
 
 // leave gives way to the next ready lane in this round's order, or to the scheduler.
 void Worker::leave() {
-  SimdGroup &s = simd[current_simd];
+  SimdGroup &s = *in;
   while (s.at < kMaxWidth) {
     unsigned lane = (s.at++ * s.mul + s.add) % kMaxWidth;
     if (lane < s.lanes && state[s.first + lane] == kReady) return to(s.first + lane);
@@ -302,6 +327,18 @@ void Worker::fail(const std::string &message) {
   failure = where() + ": " + message;
   to_scheduler();
   abort();  // an abandoned fiber is not resumed
+}
+
+// The two below are out of line: they would make each fiber's frame larger.
+__attribute__((noinline, cold)) void Worker::partial(const Site &s) {
+  if (strcmp(s.what, kSimdBarrier) == 0) return;
+  fail(s.text() + " in a SIMD-group that has " + std::to_string(in->lanes) + " of " + std::to_string(in->width) + " threads");
+}
+
+__attribute__((noinline, cold)) void Worker::elsewhere(const Site &s) {
+  state[current] = kAtBarrier;
+  site[current] = s;
+  fail(divergence());
 }
 
 void Worker::shuffle(SimdGroup &s) {
@@ -365,8 +402,8 @@ bool Worker::run_group() {
       for (unsigned i = simd_count; i > 1; i--) std::swap(order[i - 1], order[random.below(i)]);
     progress = false;
     for (unsigned o = 0; o < simd_count && failure.empty(); o++) {
-      current_simd = order[o];
-      SimdGroup &s = simd[current_simd];
+      SimdGroup &s = simd[order[o]];
+      in = &s;
       shuffle(s);
       while (s.at < kMaxWidth) {
         unsigned lane = (s.at++ * s.mul + s.add) % kMaxWidth, i = s.first + lane;
@@ -378,7 +415,7 @@ bool Worker::run_group() {
 #ifdef HOSTMETAL_ASAN
         __sanitizer_start_switch_fiber(&scheduler_fake, bottom(i), kStack);
 #endif
-        hostmetal_switch(&scheduler, sp[i]);
+        change_stack(&scheduler, sp[i]);
 #ifdef HOSTMETAL_ASAN
         __sanitizer_finish_switch_fiber(scheduler_fake, nullptr, nullptr);
 #endif
@@ -428,17 +465,13 @@ extern "C" void hostmetal_threadgroup_barrier(const char *file, unsigned line) {
 // The value is 16 bytes, whatever its type.
 extern "C" hm::Lanes hostmetal_exchange(const void *value, const char *what, const char *file, unsigned line) {
   Worker *w = current_worker(what);
-  SimdGroup &s = w->simd[w->current_simd];
+  SimdGroup &s = *w->in;
   unsigned i = w->current, lane = i - s.first;
   if (s.arrived == 0) {
-    if (s.lanes != s.width && strcmp(what, kSimdBarrier) != 0)
-      w->fail(Site{what, file, line}.text() + " in a SIMD-group that has " + std::to_string(s.lanes) + " of " +
-              std::to_string(s.width) + " threads");
+    if (s.lanes != s.width) w->partial({what, file, line});
     s.site = {what, file, line};
   } else if (s.site.line != line || !(s.site == Site{what, file, line})) {
-    w->state[i] = kAtBarrier;  // somewhere of its own
-    w->site[i] = {what, file, line};
-    w->fail(w->divergence());
+    w->elsewhere({what, file, line});
   }
   char *slots = s.slots[s.parity];
   memcpy(slots + 16 * lane, value, 16);

@@ -1,29 +1,5 @@
-// void hostmetal_switch(void **save, void *load): stores the stack pointer at *save with the
-// callee-saved registers below it, and continues where `load` was saved.
 #if defined(__x86_64__)
 	.text
-	.globl hostmetal_switch
-	.hidden hostmetal_switch
-	.type hostmetal_switch, @function
-	.p2align 4
-hostmetal_switch:
-	pushq %rbp
-	pushq %rbx
-	pushq %r12
-	pushq %r13
-	pushq %r14
-	pushq %r15
-	movq %rsp, (%rdi)
-	movq %rsi, %rsp
-	popq %r15
-	popq %r14
-	popq %r13
-	popq %r12
-	popq %rbx
-	popq %rbp
-	ret
-	.size hostmetal_switch, .-hostmetal_switch
-
 // objc_msgSend looks the method up and jumps to it with the arguments as they came.
 	.globl objc_msgSend
 	.type objc_msgSend, @function
@@ -109,6 +85,8 @@ hostmetal_nil:
 
 #elif defined(__aarch64__)
 	.text
+// void hostmetal_switch(void **save, void *load): stores the stack pointer at *save with the
+// callee-saved registers at it, and continues where `load` was stored.
 	.globl hostmetal_switch
 	.hidden hostmetal_switch
 	.type hostmetal_switch, %function
