@@ -306,7 +306,7 @@ func (c *KV) decodeValueRow(w *row, v codec.Values, r int) {
 	}
 }
 
-// Unrotate rotates rows back (docs/numerics.md §3, §4).
+// Unrotate rotates rows back (docs/numerics.md §1, §3, §4).
 func (c *KV) Unrotate(dst, x codec.Tensor) error {
 	if err := c.params.CheckUnrotate(dst, x); err != nil {
 		return err
@@ -316,6 +316,7 @@ func (c *KV) Unrotate(dst, x codec.Tensor) error {
 	w.resize(c.params.ValueHeadDim)
 	for r := range x.Rows() {
 		x.LoadRow(w.decoded, r)
+		canon(w.decoded)
 		c.rot.Inverse(w.decoded)
 		dst.StoreRow(r, w.decoded)
 	}

@@ -393,3 +393,24 @@ func sameValues(t *testing.T, what string, got, want codec.Values) {
 	diff(t, what+": value codes", 0, got.Codes, want.Codes)
 	diff(t, what+": value scales", 0, got.Scales, want.Scales)
 }
+
+// TestUnrotateCanonical gives Unrotate magnitudes below 2^-64: they count as
+// zeros, so that a device that flushes subnormals agrees.
+func TestUnrotateCanonical(t *testing.T) {
+	kv := newKV(t, codec.KVParams{HeadDim: 64, KeyBits: 8, ValueBits: 3})
+	tiny, zero := make([]float32, 64), make([]float32, 64)
+	for i := range tiny {
+		tiny[i] = []float32{0x1p-65, -0x1p-126, 0x1p-149, 3}[i%4]
+		if i%4 == 3 {
+			zero[i] = 3
+		}
+	}
+	got, want := codec.NewTensor(codec.F32, 1, 64), codec.NewTensor(codec.F32, 1, 64)
+	if err := kv.Unrotate(got, codec.FromF32(tiny, 1, 64)); err != nil {
+		t.Fatal(err)
+	}
+	if err := kv.Unrotate(want, codec.FromF32(zero, 1, 64)); err != nil {
+		t.Fatal(err)
+	}
+	diff(t, "unrotated", codec.F32, got.Data, want.Data)
+}
