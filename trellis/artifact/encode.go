@@ -348,6 +348,7 @@ func (b *build) layout() string {
 	for _, name := range slices.Sorted(maps.Keys(b.texts)) {
 		parts = append(parts, marshal(name), marshal(string(b.texts[name])))
 	}
+	parts = append(parts, marshal(slices.Sorted(maps.Keys(b.links))))
 	return digest(parts...)
 }
 

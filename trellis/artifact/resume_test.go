@@ -290,6 +290,18 @@ func TestResumeRefused(t *testing.T) {
 	}
 	same(t, tree(t, out+partialSuffix), before)
 
+	// So is one of a model that has other files.
+	tokenizer := filepath.Join(src, "tokenizer.json")
+	if err := os.Rename(tokenizer, tokenizer+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := plan(t, src, opts()).Encode(context.Background(), out, run()); !errors.Is(err, ErrPartial) {
+		t.Errorf("other files: %v", err)
+	}
+	if err := os.Rename(tokenizer+".old", tokenizer); err != nil {
+		t.Fatal(err)
+	}
+
 	// With force it begins again.
 	force := run()
 	force.Force = true
