@@ -36,27 +36,32 @@ def write(path, metadata, tensors):
     open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
 
 
-kv = read("../../../testdata/kv_minilm.safetensors")
-weights = read("../../../testdata/weights_minilm.safetensors")
+def main():
+    kv = read("../../../testdata/kv_minilm.safetensors")
+    weights = read("../../../testdata/weights_minilm.safetensors")
 
-# Keys of language models have a few channels much larger than the rest.
-rng = np.random.Generator(np.random.PCG64(7))
-keys = rng.standard_normal((128, 128))
-keys[:, [5, 40, 97]] *= np.array([12.0, -18.0, 9.0])
-values = rng.standard_normal((128, 128))
+    # Keys of language models have a few channels much larger than the rest.
+    rng = np.random.Generator(np.random.PCG64(7))
+    keys = rng.standard_normal((128, 128))
+    keys[:, [5, 40, 97]] *= np.array([12.0, -18.0, 9.0])
+    values = rng.standard_normal((128, 128))
 
-write(
-    "sample.safetensors",
-    {
-        "real": "all-MiniLM-L6-v2 (Apache-2.0, see LICENSE-APACHE): keys and values of layer 3, heads 0 and 1, "
-        "256 tokens of the Apache licence text; 8 rows of encoder.layer.0.output.dense.weight",
-        "synthetic": "normal, with three outlier channels in the keys; no model made it",
-    },
-    {
-        "weights.real": weights["encoder.layer.0.output.dense.weight"][:8],
-        "keys.real": kv["layers.3.keys"][0, :2],
-        "values.real": kv["layers.3.values"][0, :2],
-        "keys.synthetic": keys.astype("<f2"),
-        "values.synthetic": values.astype("<f2"),
-    },
-)
+    write(
+        "sample.safetensors",
+        {
+            "real": "all-MiniLM-L6-v2 (Apache-2.0, see LICENSE-APACHE): keys and values of layer 3, heads 0 and 1, "
+            "256 tokens of the Apache licence text; 8 rows of encoder.layer.0.output.dense.weight",
+            "synthetic": "normal, with three outlier channels in the keys; no model made it",
+        },
+        {
+            "weights.real": weights["encoder.layer.0.output.dense.weight"][:8],
+            "keys.real": kv["layers.3.keys"][0, :2],
+            "values.real": kv["layers.3.values"][0, :2],
+            "keys.synthetic": keys.astype("<f2"),
+            "values.synthetic": values.astype("<f2"),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
