@@ -134,7 +134,7 @@ std::vector<std::string> preprocess_flags(const CompileOptions &o) {
 
 std::vector<std::string> code_flags() {
   std::vector<std::string> f = {
-      "-c", "-O2", "-fPIC", "-ffunction-sections", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-math-errno", "-fvisibility=hidden", "-fsigned-char",
+      "-c", "-O2", "-fPIC", "-ffunction-sections", "-fdata-sections", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-math-errno", "-fvisibility=hidden", "-fsigned-char",
       "-Wno-unknown-attributes", "-Wno-unused", "-Werror=c++17-extensions", "-Werror=unknown-pragmas", "-Werror=return-type",
       "-Werror=uninitialized", "-fno-caret-diagnostics", "-Xclang", "-cl-single-precision-constant",
       // binary16 operations round to binary16 each
@@ -150,9 +150,16 @@ std::vector<std::string> code_flags() {
   return f;
 }
 
-// fiber_kernels lists the ids of the kernels in an object file whose code reaches a
-// barrier or a SIMD-group function, by following relocations from section to section.
-bool fiber_kernels(const std::string &object, std::set<std::string> *ids) {
+// Facts is what a kernel's code tells: whether it reaches a barrier or a SIMD-group
+// function, and the bytes of its threadgroup variables, which are thread-local here.
+struct Facts {
+  bool fibers = false;
+  size_t variables = 0;
+};
+
+// read_facts follows relocations from section to section, from each kernel's thunk; every
+// function and variable has a section of its own. The result is by kernel id.
+bool read_facts(const std::string &object, std::map<std::string, Facts> *facts) {
   std::string data = read_file(object);
   if (data.size() < sizeof(Elf64_Ehdr)) return false;
   const char *base = data.data();
@@ -195,15 +202,14 @@ bool fiber_kernels(const std::string &object, std::set<std::string> *ids) {
   for (size_t s = 0; s < symbol_count; s++) {
     std::string name = names + symbols[s].st_name;
     if (name.compare(0, 10, "hm_thread_") != 0) continue;
+    Facts &f = (*facts)[name.substr(10)];
     std::vector<size_t> todo = {section_of(s)};
     std::set<size_t> seen(todo.begin(), todo.end());
     while (!todo.empty()) {
       size_t at = todo.back();
       todo.pop_back();
-      if (collective[at]) {
-        ids->insert(name.substr(10));
-        break;
-      }
+      if (collective[at]) f.fibers = true;
+      if (sections[at].sh_flags & SHF_TLS) f.variables += (sections[at].sh_size + 15) / 16 * 16;
       for (size_t n : to[at])
         if (seen.insert(n).second) todo.push_back(n);
     }
@@ -299,14 +305,16 @@ bool build(const std::string &source, const std::string &name, const CompileOpti
   if (!run(args, "", d, diagnostics)) return false;
   if (path.empty()) return true;
 
-  std::set<std::string> ids;
-  if (!fiber_kernels(d + "/source.o", &ids)) {
+  std::map<std::string, Facts> facts;
+  if (!read_facts(d + "/source.o", &facts)) {
     *diagnostics += "hostmetal: cannot read the object file\n";
     return false;
   }
   std::string unique = path + d.substr(d.rfind('.'));
-  write_file(unique, join({ids.begin(), ids.end()}));
-  rename(unique.c_str(), (path + ".sync").c_str());
+  std::string lines;
+  for (auto &f : facts) lines += f.first + " " + std::to_string(f.second.fibers) + " " + std::to_string(f.second.variables) + "\n";
+  write_file(unique, lines);
+  rename(unique.c_str(), (path + ".facts").c_str());
   args = {compiler()};
   for (auto &f : target_flags()) args.push_back(f);
 #if defined(__aarch64__)
@@ -352,11 +360,12 @@ const Module *load(const std::string &source, const CompileOptions &options, std
     *errors = std::string("hostmetal: ") + dlerror();
     return nullptr;
   }
-  std::set<std::string> ids;
-  std::stringstream sync(read_file(path + ".sync"));
-  for (std::string id; std::getline(sync, id);) ids.insert(id);
+  std::map<std::string, Facts> facts;
+  std::stringstream lines(read_file(path + ".facts"));
+  Facts f;
+  for (std::string id; lines >> id >> f.fibers >> f.variables;) facts[id] = f;
   Module *m = new Module;
-  for (auto k : registered) m->functions[k->name] = {k, ids.count(k->id) != 0};
+  for (auto k : registered) m->functions[k->name] = {k, facts[k->id].fibers, facts[k->id].variables};
   modules[key] = m;
   return m;
 }

@@ -22,7 +22,8 @@ struct CompileOptions {
 struct Module {
   struct Function {
     const hm::Kernel *kernel;
-    bool needs_fibers;  // its code reaches a barrier or a SIMD-group function
+    bool needs_fibers;   // its code reaches a barrier or a SIMD-group function
+    size_t variables;    // bytes of the threadgroup variables in its code
   };
   std::map<std::string, Function> functions;
 };
@@ -31,8 +32,8 @@ struct Module {
 // the process. On failure it returns null and the compiler's diagnostics.
 const Module *load(const std::string &source, const CompileOptions &options, std::string *errors);
 
-// build compiles a source into a shared object at path and writes the ids of the kernels
-// that need fibers to path + ".sync". An empty path only checks.
+// build compiles a source into a shared object at path and writes what its kernels need
+// to path + ".facts". An empty path only checks.
 bool build(const std::string &source, const std::string &name, const CompileOptions &options, const std::string &path,
            std::string *diagnostics);
 

@@ -277,7 +277,7 @@ struct Lane {
 };
 
 std::string validate(const Dispatch &d, size_t max_shared) {
-  size_t shared = 0;
+  size_t shared = d.function->variables;
   for (size_t s : d.shared) shared += s;
   if (shared > max_shared)
     return "threadgroup memory of " + std::to_string(shared) + " bytes is more than " + std::to_string(max_shared);
@@ -530,7 +530,7 @@ KIND(kPipeline)
   return _device->_traits.width;
 }
 - (NSUInteger)staticThreadgroupMemoryLength {
-  return 0;
+  return _function->variables;
 }
 @end
 

@@ -426,7 +426,7 @@ class Rewriter {
       if (t_[end].type == kName) name = end;
     }
     if (name == t_.size() || end == t_.size()) return;
-    before_[i] += "static __attribute__((tls_model(\"local-dynamic\"))) thread_local ";
+    before_[i] += "static thread_local ";
     before_[end + 1] += " ::hm::hostmetal_threadgroup_variable(&" + t_[name].text + ", sizeof(" + t_[name].text + "));";
   }
 

@@ -423,6 +423,8 @@ static void test_seeds(void) {
   for (int i = 0; i < 1024; i++) CHECK(xs[i] == 0xffa5ffa5 && from_bits(xs[i]) != from_bits(xs[i]), "threadgroup memory starts as %08x", xs[i]);
   run(g, "variable", 1, &x, 0, 4, 64, 0);
   for (int i = 0; i < 256; i++) CHECK(xs[i] == 63 - (unsigned)i % 64, "threadgroup variable: x[%d] = %u", i, xs[i]);
+  CHECK([pipeline(g, "variable") staticThreadgroupMemoryLength] == 256, "%lu bytes of variables", (unsigned long)[pipeline(g, "variable") staticThreadgroupMemoryLength]);
+  CHECK([pipeline(g, "poison") staticThreadgroupMemoryLength] == 0, "no variables");
 
   hostmetal_set_threads(3);
   for (int seed = 0; seed < 4; seed++) {
