@@ -230,6 +230,9 @@ func TestResume(t *testing.T) {
 			text[n] ^= 1
 			put(t, path, string(text))
 		}, 2},
+		{"what was being replaced", func(t *testing.T, partial string) {
+			put(t, filepath.Join(partial, replacedName, "config.json"), "old")
+		}, 3},
 		{"no files", func(t *testing.T, partial string) { os.RemoveAll(filepath.Join(partial, modelName)) }, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
