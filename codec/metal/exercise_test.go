@@ -83,7 +83,7 @@ func samples(rows, d int, seed uint64) []float32 {
 	x := make([]float32, rows*d)
 	for i := range x {
 		g := float32(r.NormFloat64())
-		switch i / d % 6 {
+		switch row := i / d; row % 9 {
 		case 0, 1:
 			x[i] = g
 		case 2: // about the canonical threshold
@@ -93,7 +93,20 @@ func samples(rows, d int, seed uint64) []float32 {
 		case 3: // ties
 			x[i] = float32(r.IntN(9)-4) * 0.5
 		case 4: // constants and zeros
-			x[i] = float32(i/d%2) * 9
+			x[i] = float32(row%2) * 9
+		case 6: // all zeros of both signs, once canonical
+			x[i] = []float32{0x1p-65, -0x1p-65, 0x1p-126, -0x1p-149, tiny[7]}[r.IntN(5)]
+		case 7: // zero points on a half: lo = scale/2, 2, 4 and 8 bits
+			x[i] = float32(2+row) * (0.5 + float32([]int{0, 3, 15, 255}[i%4]))
+			if i%32 >= 2+i/32%3 {
+				x[i] = float32(2+row) * 0.5
+			}
+		case 8: // indices on a half: of multiples that have no exact reciprocal
+			step := float32([]int{3, 7, 11, 13, 21, 49}[i/32%6])
+			x[i] = (float32(i%15) + 0.5) * step
+			if i%32 < 2 {
+				x[i] = float32(i%32) * 15 * step
+			}
 		case 5: // outliers
 			if x[i] = g; r.IntN(32) == 0 {
 				x[i] = g * 300
