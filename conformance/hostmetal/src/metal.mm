@@ -110,6 +110,8 @@ namespace {
   abort();
 }
 
+// bury turns a dead object into a zombie; its memory is freed when many have died since. A
+// dealloc ends with it, and with an unreachable [super dealloc] for the compiler's peace.
 void bury(id object, Kind kind) {
   live[kind]--;
   object_setClass(object, [HostMTLZombie class]);

@@ -1183,6 +1183,44 @@ static void test_queue(void) {
   close_gpu(g);
 }
 
+// ---- the environment, in a process of its own ----
+
+static int env_child(void) {
+  NSAutoreleasePool *pool = [[NSAutoreleasePool alloc] init];
+  GPU g = open_kernels(kOrder);
+  id<MTLCommandQueue> second = [g.device newCommandQueue];
+  id<MTLBuffer> x = words(g, 65);
+  unsigned *xs = [x contents];
+  run(g, "trace_plain", 1, &x, 1, 1, 64, 0);
+  int moved = 0;
+  for (unsigned i = 0; i < 64; i++) moved += xs[1 + i] != i;
+  [[g.queue commandBuffer] waitUntilCompleted];  // a misuse
+  GPU n = open_kernels(kNumbers);
+  printf("width %lu, second queue %d, moved %d, misuses %lu, ftz %d\n", (unsigned long)[pipeline(g, "trace") threadExecutionWidth],
+         second != nil, moved > 0, hostmetal_misuses(), op(n, 0, 0x00400000, 0x40000000) == 0);
+  fflush(stdout);
+  (void)pool;
+  return 0;
+}
+
+static void test_environment(void) {
+  static const struct {
+    const char *variables, *want;
+  } cases[] = {
+      {"", "width 32, second queue 1, moved 0, misuses 1, ftz 1\n"},
+      {"HOSTMETAL_FAULT=width-16,no-queue=2 HOSTMETAL_SEED=9 HOSTMETAL_FTZ=0", "width 16, second queue 0, moved 1, misuses 1, ftz 0\n"},
+  };
+  char self[512] = "", command[1024], said[256] = "";
+  if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) return;
+  for (int i = 0; i < 2; i++) {
+    const char *runner = getenv("HOSTMETAL_TEST_RUNNER");
+    snprintf(command, sizeof command, "%s HOSTMETAL_ABORT=0 %s %s environment-child", cases[i].variables, runner ? runner : "", self);
+    FILE *f = popen(command, "r");
+    said[fread(said, 1, sizeof said - 1, f)] = 0;
+    CHECK(pclose(f) == 0 && strcmp(said, cases[i].want) == 0, "%s: %s", cases[i].variables, said);
+  }
+}
+
 struct test {
   const char *name;
   void (*f)(void);
@@ -1193,9 +1231,11 @@ static const struct test tests[] = {
     {"compile", test_compile},     {"cache", test_cache},                 {"grids", test_grids},
     {"library", test_library},     {"misuse", test_misuse},               {"ownership", test_ownership},
     {"messages", test_messages},   {"faults", test_faults},               {"queue", test_queue},
+    {"environment", test_environment},
 };
 
 int main(int argc, char **argv) {
+  if (argc > 1 && strcmp(argv[1], "environment-child") == 0) return env_child();
   for (unsigned i = 0; i < sizeof tests / sizeof *tests; i++) {
     if (argc > 1 && strcmp(argv[1], tests[i].name) != 0) continue;
     int before = failures, counted = checks;
