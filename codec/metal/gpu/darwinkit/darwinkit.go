@@ -20,7 +20,9 @@ import (
 // Load returns the sender, the same at every call.
 var Load = sync.OnceValues(load)
 
-type sender struct{ sels [mtl.NumMessages]objc.Selector }
+type sender struct {
+	sels [mtl.NumMessages]objc.Selector
+}
 
 func load() (mtl.Sender, error) {
 	s := &sender{}
