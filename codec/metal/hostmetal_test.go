@@ -256,8 +256,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Orders of threads and flushing of subnormals change no bit: 16 orders, 64 in
-// the long form.
+// Orders of threads and flushing of subnormals change no bit: 16 orders, 64 with
+// TURBOTRELLIS_LONG, flushing in every other one.
 func TestOrders(t *testing.T) {
 	b := start(t, Options{})
 	defer hostmetal.seed(0)
@@ -271,13 +271,11 @@ func TestOrders(t *testing.T) {
 	}
 	e := newExercise(t, b)
 	for seed := range orders {
-		for ftz := range int32(2) {
-			hostmetal.seed(uint64(seed))
-			hostmetal.ftz(ftz)
-			e.all()
-		}
+		hostmetal.seed(uint64(seed + 1))
+		hostmetal.ftz(int32(seed % 2))
+		e.all()
 	}
-	t.Logf("%d orders, flushing and not; compared %d elements", orders, e.compared)
+	t.Logf("%d orders; compared %d elements", orders, e.compared)
 }
 
 // The canary records what the device does with subnormals.

@@ -22,9 +22,6 @@ func newKV(b *Backend, p codec.KVParams) (*KV, error) {
 		return nil, err
 	}
 	p = p.WithDefaults()
-	if p.HeadDim > 1<<24 {
-		return nil, unsupported("a key head dimension of %d, more than 2^24", p.HeadDim)
-	}
 	if _, err := shaders.RowLaunch(p.ValueHeadDim, 1, b.info.MaxThreads[0], b.info.MaxThreadgroupMemory); err != nil {
 		return nil, unsupported("%v", err)
 	}
@@ -49,6 +46,9 @@ func (c *KV) EncodeKeys(dst *codec.Keys, x codec.Tensor) error {
 		return err
 	}
 	rows := x.Rows()
+	if rows > 0 && p.HeadDim > maxDim {
+		return tooLong(p.HeadDim)
+	}
 	codesLen, scalesLen := p.KeyRowLen()
 	out := codec.Keys{Codes: sized(dst.Codes, rows*codesLen), Scales: sized(dst.Scales, rows*scalesLen), Zeros: sized(dst.Zeros, rows*scalesLen)}
 	if rows > 0 {

@@ -142,6 +142,11 @@ type plan struct {
 	slab   int // rows at a time
 }
 
+// maxDim bounds a row, for the counts of its elements to fit 32 bits.
+const maxDim = 1 << 28
+
+func tooLong(dim int) error { return unsupported("rows of %d elements, more than 2^28", dim) }
+
 // maxSlab bounds the rows of a dispatch, for the counts of threads to fit 32 bits.
 const maxSlab = 1 << 20
 
@@ -155,6 +160,9 @@ func (b *Backend) plan(dims int, ops ...*operand) (plan, error) {
 	}
 	widest := 1
 	for _, o := range ops {
+		if o.dim > maxDim {
+			return plan{}, tooLong(o.dim)
+		}
 		widest = max(widest, o.dim*max(o.size, 4)) // status words count elements in 32 bits
 	}
 	p.slab = max(1, min(maxSlab, min(b.opts.stage, 1<<32-1)/widest))
