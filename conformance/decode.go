@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/internal/f32"
+	"github.com/turbotrellis/turbotrellis/lloydmax"
 )
 
 // decodeCase unpacks keys, values or both.
@@ -189,7 +191,20 @@ func (c *decodeCase) again(e *env, values bool, t codec.DType, op string, k, v p
 // diagnose sets the stage of a difference. It decodes again with one thing
 // changed at a time.
 func (c *decodeCase) diagnose(e *env, values bool, f *Failure, k, v packed) *Failure {
-	if f.Stage != Dequantize {
+	if f.Stage != Dequantize || e.brief {
+		return f
+	}
+	s := seeded(c.name)
+	out := output{layout: c.layout, dtype: c.dtype, d: dim(c.params, values), s: s}
+	other := output{layout: c.layout, dtype: c.dtype, d: dim(c.params, !values), s: s}
+	if out.stale(func(dst codec.Tensor) error {
+		rest, _ := other.make(poisons[0])
+		if values {
+			return decode(e.kv(c.params), c.op, rest, dst, k, v)
+		}
+		return decode(e.kv(c.params), c.op, dst, rest, k, v)
+	}) {
+		f.Stage = Store
 		return f
 	}
 	if _, _, ok := c.again(e, values, c.dtype, c.op, k, v); ok {
@@ -211,8 +226,9 @@ func (c *decodeCase) diagnose(e *env, values bool, f *Failure, k, v packed) *Fai
 			return f
 		}
 	}
-	// The same codes with scales of 1 and zero points of 0: if equal indices
-	// still decode to equal numbers, they were read right.
+	// The same codes with scales of 1 and zero points of 0. Where equal codes
+	// do not decode to equal numbers, or all numbers are those of other codes,
+	// the codes were read wrong.
 	unit := func(p packed) packed {
 		p.scales, p.zeros = bytes.Clone(p.scales), bytes.Clone(p.zeros)
 		for i := 0; i < len(p.scales); i += c.params.ScaleType.Size() {
@@ -226,13 +242,28 @@ func (c *decodeCase) diagnose(e *env, values bool, f *Failure, k, v packed) *Fai
 		return f
 	}
 	numbers := map[uint64]uint64{}
+	consistent, known := true, true
 	for i := 0; i+4 <= len(want.Data) && i+4 <= len(got.Data); i += 4 {
 		g, w := bitsOf(got.Data[i:i+4]), bitsOf(want.Data[i:i+4])
-		if known, ok := numbers[w]; ok && known != g {
-			f.Stage = Unpack
-			return f
+		if before, ok := numbers[w]; ok && before != g {
+			consistent = false
 		}
 		numbers[w] = g
+		known = known && decodes(c.params, values, codec.F32.Load(got.Data[i:]))
+	}
+	if !consistent || known {
+		f.Stage = Unpack
 	}
 	return f
+}
+
+// decodes reports whether a code decodes to x with a scale of 1 and a zero
+// point of 0.
+func decodes(p codec.KVParams, values bool, x float32) bool {
+	if !values {
+		n := float32(p.KeyFormat().MaxIndex())
+		return f32.Rint(x) == x && x <= n && (x >= 0 || p.KeySigned && x >= -n-1)
+	}
+	table, err := lloydmax.Lookup(p.ValueBits)
+	return err == nil && slices.Contains(table.AppendCentroids(nil), x)
 }

@@ -118,11 +118,11 @@ func (p *part) same(i int) bool {
 
 func (p *part) word(b []byte, i int) string {
 	if p.t == 0 {
-		return fmt.Sprintf("%#02x", b[i])
+		return fmt.Sprintf("0x%02x", b[i])
 	}
 	n := p.size()
 	u := bitsOf(b[i*n : (i+1)*n])
-	return fmt.Sprintf("%#0*x (%v)", 2+2*n, u, p.t.Load(b[i*n:]))
+	return fmt.Sprintf("0x%0*x (%v)", 2*n, u, p.t.Load(b[i*n:]))
 }
 
 func (p *part) ulp(i int) uint64 {

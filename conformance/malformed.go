@@ -141,7 +141,10 @@ func (c *malformedCase) run(e *env) *Failure {
 	if len(dst.shape)+len(dst.codes)+len(dst.scales) > 0 {
 		return failure(Error, "dst", "not empty after an error: shape %v, %d bytes of codes, %d of scales", dst.shape, len(dst.codes), len(dst.scales))
 	}
-	for _, m := range m {
+	if off, bad := m[0].changed(nil); bad {
+		return failure(Input, "x", "byte %d of the input changed", off)
+	}
+	for _, m := range m[1:] {
 		if off, bad := m.changed(nil); bad {
 			return failure(Store, m.name, "byte %d was written before %v", off, err)
 		}

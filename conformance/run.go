@@ -130,6 +130,7 @@ type env struct {
 	ref     *ref.Backend
 	kvs     map[codec.KVParams]codec.KV
 	refKVs  map[codec.KVParams]*ref.KV
+	brief   bool // failures are only counted: their stage does not matter
 }
 
 func newEnv(b codec.Backend) *env {
@@ -212,6 +213,7 @@ func Run(b codec.Backend, o Options) *Report {
 			n = len(r.Ops)
 			r.Ops = append(r.Ops, OpCount{Op: c.Op})
 		}
+		e.brief = len(r.Failures) == keep
 		f, declined := e.do(c)
 		switch {
 		case declined:
