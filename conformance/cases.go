@@ -54,6 +54,7 @@ var allCases = func() func() []Case {
 			cases = append(cases, encodeCases()...)
 			cases = append(cases, decodeCases()...)
 			cases = append(cases, unrotateCases()...)
+			cases = append(cases, trellisCases()...)
 			cases = append(cases, digestCases()...)
 			cases = unique(cases)
 		})

@@ -89,15 +89,16 @@ func failure(stage Stage, operand, format string, args ...any) *Failure {
 type part struct {
 	name    string
 	stage   Stage       // the stage that a difference points to, as far as the output alone shows
-	t       codec.DType // type of the words; 0 for indices of one byte
+	t       codec.DType // type of the words; 0 for integers
 	perElem int         // elements of the tensor that one word stands for
 	got     []byte
 	want    []byte
+	wide    int // bytes of an integer; 0 means 1
 }
 
 func (p *part) size() int {
 	if p.t == 0 {
-		return 1
+		return max(p.wide, 1)
 	}
 	return p.t.Size()
 }
@@ -117,19 +118,19 @@ func (p *part) same(i int) bool {
 }
 
 func (p *part) word(b []byte, i int) string {
-	if p.t == 0 {
-		return fmt.Sprintf("0x%02x", b[i])
-	}
 	n := p.size()
 	u := bitsOf(b[i*n : (i+1)*n])
+	if p.t == 0 {
+		return fmt.Sprintf("0x%0*x", 2*n, u)
+	}
 	return fmt.Sprintf("0x%0*x (%v)", 2*n, u, p.t.Load(b[i*n:]))
 }
 
 func (p *part) ulp(i int) uint64 {
-	if p.t == 0 {
-		return distance(int64(p.got[i]), int64(p.want[i]))
-	}
 	n := p.size()
+	if p.t == 0 {
+		return distance(int64(bitsOf(p.got[i*n:(i+1)*n])), int64(bitsOf(p.want[i*n:(i+1)*n])))
+	}
 	return distance(ordered(p.got[i*n:(i+1)*n]), ordered(p.want[i*n:(i+1)*n]))
 }
 

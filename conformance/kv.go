@@ -181,9 +181,9 @@ func (c *encodeCase) compare(got, want packed) *Failure {
 	}
 	p := c.params
 	parts := []part{
-		{"scales", Scale, p.ScaleType, p.Group, got.scales, want.scales},
-		{"zeros", Zero, p.ScaleType, p.Group, got.zeros, want.zeros},
-		{"codes", Index, 0, 1, unpacked(p, c.values, got.codes), unpacked(p, c.values, want.codes)},
+		{name: "scales", stage: Scale, t: p.ScaleType, perElem: p.Group, got: got.scales, want: want.scales},
+		{name: "zeros", stage: Zero, t: p.ScaleType, perElem: p.Group, got: got.zeros, want: want.zeros},
+		{name: "codes", stage: Index, perElem: 1, got: unpacked(p, c.values, got.codes), want: unpacked(p, c.values, want.codes)},
 	}
 	return compare(parts, p.Group, len(want.scales)/p.ScaleType.Size())
 }
@@ -452,7 +452,7 @@ func (c *unrotateCase) run(e *env) *Failure {
 // sameWords reports whether two row-major tensors hold the same bits, NaN equal
 // to NaN.
 func sameWords(got, want codec.Tensor) bool {
-	return compare([]part{{"", Dequantize, want.DType, 1, got.Data, want.Data}}, 1, want.Len()) == nil
+	return compare([]part{{stage: Dequantize, t: want.DType, perElem: 1, got: got.Data, want: want.Data}}, 1, want.Len()) == nil
 }
 
 // output is the destination of a decoder.
@@ -492,7 +492,7 @@ func (o *output) written(dst codec.Tensor, m *memory, want codec.Tensor, group i
 		return failure(Bounds, o.name, "byte %d was written, which no element owns", off)
 	}
 	got := elements(dst)
-	return compare([]part{{o.name, Dequantize, o.dtype, 1, got, want.Data}}, group, (want.Len()+group-1)/group)
+	return compare([]part{{name: o.name, stage: Dequantize, t: o.dtype, perElem: 1, got: got, want: want.Data}}, group, (want.Len()+group-1)/group)
 }
 
 // stale reports whether a decoder leaves elements as they were: whether what
@@ -506,5 +506,5 @@ func (o *output) stale(call func(codec.Tensor) error) bool {
 		}
 		got[i] = elements(dst)
 	}
-	return compare([]part{{o.name, Store, o.dtype, 1, got[0], got[1]}}, 1, len(got[0])/o.dtype.Size()) != nil
+	return compare([]part{{name: o.name, stage: Store, t: o.dtype, perElem: 1, got: got[0], want: got[1]}}, 1, len(got[0])/o.dtype.Size()) != nil
 }

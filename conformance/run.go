@@ -8,6 +8,7 @@ import (
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
+	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
 // Form is how much is run.
@@ -130,11 +131,15 @@ type env struct {
 	ref     *ref.Backend
 	kvs     map[codec.KVParams]codec.KV
 	refKVs  map[codec.KVParams]*ref.KV
-	brief   bool // failures are only counted: their stage does not matter
+
+	trellises, refTrellises map[trellis.Params]codec.Trellis
+
+	brief bool // failures are only counted: their stage does not matter
 }
 
 func newEnv(b codec.Backend) *env {
-	return &env{backend: b, ref: ref.New(), kvs: map[codec.KVParams]codec.KV{}, refKVs: map[codec.KVParams]*ref.KV{}}
+	return &env{backend: b, ref: ref.New(), kvs: map[codec.KVParams]codec.KV{}, refKVs: map[codec.KVParams]*ref.KV{},
+		trellises: map[trellis.Params]codec.Trellis{}, refTrellises: map[trellis.Params]codec.Trellis{}}
 }
 
 // kv returns the backend's codec for p. It panics with errDeclined where the

@@ -1,0 +1,674 @@
+package conformance
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+// trellisCase is one call of a trellis codec.
+type trellisCase struct {
+	op     string // EncodeBlocks, Encode, DecodeMatrix
+	name   string
+	params trellis.Params
+	dtype  codec.DType // of weights, or of decoded weights
+	layout string      // dense, padded, stepped, columns, unaligned
+	data   string
+	geo    trellis.Geometry
+	recon  codec.DType // of the reconstruction; 0 for none
+	first  int         // DecodeMatrix: first row
+	n      int         // DecodeMatrix: rows; EncodeBlocks: blocks
+}
+
+func (c *trellisCase) make() Case {
+	p, g := c.params, c.geo
+	c.name = fmt.Sprintf("%s(L=%d,K=%d,T=%d,code=%v", c.op, p.L, p.K, p.T, p.Code)
+	switch c.op {
+	case "EncodeBlocks":
+		c.name += fmt.Sprintf(",free=%t,blocks=%d", p.FreeEnds, c.n)
+	default:
+		c.name += fmt.Sprintf(",policy=%v,rule=%v,axis=%d,out=%d,in=%d,interleaved=%t", p.Policy, p.Scale, g.Axis, g.Out, g.In, g.Interleaved)
+	}
+	if c.op == "Encode" {
+		c.name += fmt.Sprintf(",recon=%v", recon(c.recon))
+	}
+	if c.op == "DecodeMatrix" {
+		c.name += fmt.Sprintf(",first=%d,rows=%d", c.first, c.n)
+	}
+	c.name += fmt.Sprintf(",dtype=%v,layout=%s,data=%s)", c.dtype, c.layout, c.data)
+	return Case{Op: c.op, Name: c.name, run: c.run}
+}
+
+func recon(t codec.DType) string {
+	if t == 0 {
+		return "none"
+	}
+	return t.String()
+}
+
+// matrix returns a guarded [rows, cols] tensor in one of the layouts.
+func matrix(name, how string, t codec.DType, rows, cols int, s *stream, seed byte) (codec.Tensor, *memory) {
+	l := layout{name: how, lead: []int{rows}}
+	align := aligns[s.intn(len(aligns))]
+	switch how {
+	case "padded":
+		l.stride = func(d int) ([]int, int) { return []int{d + 3, 1}, 2 }
+	case "stepped":
+		l.stride = func(d int) ([]int, int) { return []int{3*d + 1, 3}, 0 }
+	case "columns":
+		l.stride = func(d int) ([]int, int) { return []int{1, max(rows, 1)}, 0 }
+	}
+	if rows*cols == 0 {
+		l.stride = nil
+	}
+	return place(name, l, t, cols, align, seed)
+}
+
+// weights fills x, rows of n elements, by a kind of data.
+func (c *trellisCase) weights(x []float32, n int, s *stream) {
+	for i := range x {
+		switch c.data {
+		case "normal":
+			x[i] = s.normal()
+		case "rows": // a scale for each row, zero rows included
+			x[i] = s.normal() * pow2(i/n%29-14)
+			if i/n%5 == 3 {
+				x[i] = 0
+			}
+		case "zeros":
+			x[i] = pick(s, 0)
+		case "ones": // ties
+			x[i] = 1
+		case "quarters":
+			x[i] = float32(s.intn(9)-4) * 0.25
+		case "mixed":
+			x[i] = s.normal() * pow2(s.intn(12)-8)
+		case "small": // a scale that is subnormal or zero in binary16
+			x[i] = s.normal() * pow2(-16-i/n%12)
+		case "threshold":
+			x[i] = pick(s, thresholds...)
+		case "threshold-mixed":
+			if x[i] = s.normal(); s.intn(2) == 0 {
+				x[i] = pick(s, thresholds...)
+			}
+		case "large":
+			x[i] = s.normal() * pow2(12)
+		case "overflow":
+			if x[i] = s.normal(); i/n%3 == 1 {
+				x[i] *= pow2(30)
+			}
+		case "samples-edge": // ±2^60 is the largest sample
+			x[i] = pick(s, 0x1p60, 1)
+		case "samples-beyond":
+			if x[i] = s.normal(); i == len(x)*2/3 {
+				x[i] = up(0x1p60)
+			}
+		case "nan":
+			if x[i] = s.normal(); i == len(x)/2 || i == len(x)-1 {
+				x[i] = float32(math.NaN())
+			}
+		case "inf-last":
+			if x[i] = s.normal(); i == len(x)-1 {
+				x[i] = float32(math.Inf(-1))
+			}
+		default:
+			panic("conformance: no data " + c.data)
+		}
+	}
+}
+
+func (e *env) trellis(p trellis.Params) codec.Trellis {
+	t, ok := e.trellises[p]
+	if !ok {
+		var err error
+		if t, err = e.backend.Trellis(p); err != nil {
+			e.refuse(err, "parameters")
+		}
+		if t == nil {
+			panic(failure(Error, "parameters", "neither a codec nor an error"))
+		}
+		e.trellises[p] = t
+	}
+	return t
+}
+
+func (e *env) refTrellis(p trellis.Params) codec.Trellis {
+	t, ok := e.refTrellises[p]
+	if !ok {
+		var err error
+		if t, err = e.ref.Trellis(p); err != nil {
+			panic(fmt.Sprintf("conformance: a case has parameters that the reference refuses: %v", err))
+		}
+		e.refTrellises[p] = t
+	}
+	return t
+}
+
+func (c *trellisCase) run(e *env) *Failure {
+	switch c.op {
+	case "EncodeBlocks":
+		return c.encodeBlocks(e)
+	case "Encode":
+		return c.encode(e)
+	}
+	return c.decode(e)
+}
+
+// bytesOf returns words as little-endian bytes.
+func bytesOf[T uint16 | uint32](words []T) []byte {
+	size := binary.Size(T(0))
+	b := make([]byte, size*len(words))
+	for i, w := range words {
+		for j := range size {
+			b[i*size+j] = byte(w >> (8 * j))
+		}
+	}
+	return b
+}
+
+func (c *trellisCase) encodeBlocks(e *env) *Failure {
+	p, s := c.params, seeded(c.name)
+	x, m := matrix("samples", c.layout, c.dtype, c.n, p.T, s, byte(s.next()))
+	v := make([]float32, c.n*p.T)
+	c.weights(v, p.T, s)
+	fill(x, v)
+	m.freeze()
+	want := make([]uint16, len(v))
+	wantErr := e.refTrellis(p).EncodeBlocks(want, dense(x))
+	const spare = 8
+	buf := make([]uint16, spare+len(v)+spare)
+	for i := range buf {
+		buf[i] = 0xa5a5
+	}
+	got := buf[spare : spare+len(v)]
+	err := e.trellis(p).EncodeBlocks(got, x)
+	if off, bad := m.changed(nil); bad {
+		return failure(Input, "samples", "byte %d of the input changed", off)
+	}
+	for i := range spare {
+		if buf[i] != 0xa5a5 || buf[len(buf)-1-i] != 0xa5a5 {
+			return failure(Bounds, "states", "a state was written outside the %d of the output", len(v))
+		}
+	}
+	if f := sameError(err, wantErr); f != nil || wantErr != nil {
+		return f
+	}
+	f := compareStates(got, want, p.T)
+	if f == nil || e.brief {
+		return f
+	}
+	plain := make([]uint16, len(v))
+	if e.trellis(p).EncodeBlocks(plain, dense(x)) == nil && slices.Equal(plain, want) {
+		f.Stage = Load
+	}
+	return f
+}
+
+func compareStates(got, want []uint16, t int) *Failure {
+	f := compare([]part{{name: "states", stage: States, wide: 2, perElem: 1, got: bytesOf(got), want: bytesOf(want)}}, t, len(want)/max(t, 1))
+	return f
+}
+
+func (c *trellisCase) encode(e *env) *Failure {
+	p, g, s := c.params, c.geo, seeded(c.name)
+	x, m := matrix("weights", c.layout, c.dtype, g.Out, g.In, s, byte(s.next()))
+	v := make([]float32, g.Out*g.In)
+	c.weights(v, max(g.In, 1), s)
+	fill(x, v)
+	m.freeze()
+	plain := dense(x)
+	var want trellis.Matrix
+	var wantRecon codec.Tensor
+	if c.recon != 0 {
+		wantRecon = codec.NewTensor(c.recon, g.Out, g.In)
+	}
+	wantErr := e.refTrellis(p).Encode(&want, wantRecon, plain, g)
+	if wantErr == nil && c.recon != 0 { // the reference's reconstruction is what it decodes
+		if err := e.refTrellis(p).Decode(wantRecon, &want, 0); err != nil {
+			return failure(Error, "", "the reference: %v", err)
+		}
+	}
+	var dst trellis.Matrix
+	var out codec.Tensor
+	var outMem *memory
+	const spare = 4
+	codes, scales := make([]uint32, g.CodesLen(p)+spare), make([]uint16, g.Rows()+spare)
+	for i := range codes {
+		codes[i] = 0xa5a5a5a5
+	}
+	for i := range scales {
+		scales[i] = 0xa5a5
+	}
+	if s.intn(3) > 0 {
+		dst.Codes, dst.Scales = codes[:min(2, len(codes))], scales[:1]
+	}
+	if c.recon != 0 {
+		out, outMem = matrix("reconstruction", c.layout, c.recon, g.Out, g.In, s, poisons[0])
+		outMem.freeze()
+	}
+	err := e.trellis(p).Encode(&dst, out, x, g)
+	if off, bad := m.changed(nil); bad {
+		return failure(Input, "weights", "byte %d of the input changed", off)
+	}
+	for i := range spare {
+		if codes[len(codes)-1-i] != 0xa5a5a5a5 {
+			return failure(Bounds, "codes", "a word was written beyond the %d of the output", len(codes)-spare)
+		}
+		if scales[len(scales)-1-i] != 0xa5a5 {
+			return failure(Bounds, "scales", "a scale was written beyond the %d of the output", len(scales)-spare)
+		}
+	}
+	if f := sameError(err, wantErr); f != nil {
+		return f
+	}
+	if wantErr != nil {
+		if len(dst.Codes)+len(dst.Scales) != 0 {
+			return failure(Error, "dst", "output of %d words and %d scales after an error, want none", len(dst.Codes), len(dst.Scales))
+		}
+		return nil
+	}
+	if dst.Geometry != want.Geometry || dst.Params != want.Params {
+		return failure(Bounds, "matrix", "parameters %+v, %+v, want %+v, %+v", dst.Params, dst.Geometry, want.Params, want.Geometry)
+	}
+	f := c.compare(&dst, &want)
+	if f != nil && !e.brief && f.Stage != Bounds {
+		f.Stage = c.diagnose(e, plain, &dst, &want, f)
+	}
+	if f != nil || c.recon == 0 {
+		return f
+	}
+	o := output{name: "reconstruction", dtype: c.recon}
+	if f := o.written(out, outMem, wantRecon, max(g.In, 1)); f != nil {
+		return f
+	}
+	return nil
+}
+
+// compare returns the first difference of two packed matrices. Groups are coded
+// rows.
+func (c *trellisCase) compare(got, want *trellis.Matrix) *Failure {
+	p, g := c.params, c.geo
+	if len(got.Codes) != len(want.Codes) || len(got.Scales) != len(want.Scales) {
+		return failure(Bounds, "codes", "%d words and %d scales, want %d and %d", len(got.Codes), len(got.Scales), len(want.Codes), len(want.Scales))
+	}
+	cols := max(g.Cols(), 1)
+	return compare([]part{
+		{name: "scales", stage: Scale, t: codec.F16, perElem: cols, got: bytesOf(got.Scales), want: bytesOf(want.Scales)},
+		{name: "states", stage: States, wide: 2, perElem: 1, got: bytesOf(c.states(got)), want: bytesOf(c.states(want))},
+		{name: "codes", stage: Pack, wide: 4, perElem: 32 / p.K, got: bytesOf(c.plain(got)), want: bytesOf(c.plain(want))},
+	}, cols, g.Rows())
+}
+
+// plain returns the words of a matrix in rows.
+func (c *trellisCase) plain(m *trellis.Matrix) []uint32 {
+	if !c.geo.Interleaved {
+		return m.Codes
+	}
+	words := make([]uint32, len(m.Codes))
+	if err := trellis.Deinterleave(words, m.Codes, c.geo.Rows(), c.geo.Cols(), c.params); err != nil {
+		panic(err)
+	}
+	return words
+}
+
+// states returns the states of a matrix, row after row.
+func (c *trellisCase) states(m *trellis.Matrix) []uint16 {
+	states, err := trellis.AppendUnpackStates(nil, c.plain(m), c.params)
+	if err != nil {
+		panic(err)
+	}
+	return states
+}
+
+// diagnose returns the stage at fault.
+func (c *trellisCase) diagnose(e *env, plain codec.Tensor, got, want *trellis.Matrix, f *Failure) Stage {
+	kv, p := e.trellis(c.params), c.params
+	var again [2]trellis.Matrix
+	for i, seed := range []uint32{0xa5a5a5a5, 0x3c3c3c3c} {
+		again[i] = trellis.Matrix{Codes: slices.Repeat([]uint32{seed}, len(want.Codes))[:0], Scales: slices.Repeat([]uint16{uint16(seed)}, len(want.Scales))[:0]}
+		if kv.Encode(&again[i], codec.Tensor{}, plain, c.geo) != nil {
+			return Unstable
+		}
+	}
+	if c.compare(&again[0], &again[1]) != nil {
+		return Store
+	}
+	if c.compare(&again[0], want) == nil {
+		return Load
+	}
+	if f.Stage == Scale {
+		if canonical, changed := canonTensor(plain, false); changed {
+			var a, b trellis.Matrix
+			if kv.Encode(&a, codec.Tensor{}, canonical, c.geo) == nil && e.refTrellis(p).Encode(&b, codec.Tensor{}, canonical, c.geo) == nil && c.compare(&a, &b) == nil {
+				return Canon
+			}
+		}
+		return Scale
+	}
+	// The search alone, on the samples of the first row that differs.
+	row := f.Group
+	if w, err := e.refSamples(c, plain, row); err == nil {
+		blocks := len(w) / p.T
+		x := codec.FromF32(w, blocks, p.T)
+		a, b := make([]uint16, len(w)), make([]uint16, len(w))
+		if e.refTrellis(p).EncodeBlocks(b, x) == nil && kv.EncodeBlocks(a, x) == nil && slices.Equal(a, b) {
+			return Pack
+		}
+	}
+	return States
+}
+
+// refSamples returns the samples of one coded row: canonical weights divided by
+// the row's scale.
+func (e *env) refSamples(c *trellisCase, x codec.Tensor, row int) ([]float32, error) {
+	g := c.geo
+	w := make([]float32, 0, g.Cols())
+	line := make([]float32, g.In)
+	for r := range g.Out {
+		if g.Axis == 1 && r != row {
+			continue
+		}
+		x.LoadRow(line, r)
+		if g.Axis == 1 {
+			w = append(w, line...)
+		} else {
+			w = append(w, line[row])
+		}
+	}
+	enc, err := trellis.NewEncoder(c.params)
+	if err != nil {
+		return nil, err
+	}
+	_, div, err := enc.RowScale(w)
+	for i, v := range w {
+		if v < 0x1p-64 && v > -0x1p-64 {
+			v = 0
+		}
+		w[i] = v / div
+	}
+	return w, err
+}
+
+func (c *trellisCase) decode(e *env) *Failure {
+	p, g, s := c.params, c.geo, seeded(c.name)
+	m := trellis.Matrix{Params: p, Geometry: g, Codes: make([]uint32, g.CodesLen(p)), Scales: make([]uint16, g.Rows())}
+	for i := range m.Codes {
+		m.Codes[i] = uint32(s.next())
+	}
+	for i := range m.Scales {
+		switch c.data {
+		case "codes":
+			m.Scales[i] = uint16(8+s.intn(16))<<10 | uint16(s.intn(1024)) // 2^-7 to 2^9
+		case "any-scale": // zero, subnormal, negative, infinite and NaN scales
+			m.Scales[i] = []uint16{0, 1, 0x3ff, 0x400, 0x7bff, 0x7c00, 0xfc00, 0x7e01, 0x8000, 0xbc00}[s.intn(10)]
+		}
+	}
+	codes, scales := slices.Clone(m.Codes), slices.Clone(m.Scales)
+	want := codec.NewTensor(c.dtype, c.n, g.In)
+	if err := e.refTrellis(p).Decode(want, &m, c.first); err != nil {
+		return failure(Error, "", "the reference: %v", err)
+	}
+	out, mem := matrix("dst weights", c.layout, c.dtype, c.n, g.In, s, poisons[0])
+	mem.freeze()
+	kv := e.trellis(p)
+	err := kv.Decode(out, &m, c.first)
+	if !slices.Equal(m.Codes, codes) || !slices.Equal(m.Scales, scales) {
+		return failure(Input, "codes", "the matrix changed")
+	}
+	if f := sameError(err, nil); f != nil {
+		return f
+	}
+	o := output{name: "dst weights", dtype: c.dtype}
+	f := o.written(out, mem, want, max(g.In, 1))
+	if f == nil || f.Stage != Dequantize || e.brief {
+		return f
+	}
+	again := func(t codec.DType, m *trellis.Matrix, seed byte) (got, want codec.Tensor, ok bool) {
+		got, want = codec.NewTensor(t, c.n, g.In), codec.NewTensor(t, c.n, g.In)
+		poison(got.Data, seed)
+		ok = kv.Decode(got, m, c.first) == nil && e.refTrellis(p).Decode(want, m, c.first) == nil
+		return got, want, ok
+	}
+	one, want, ok := again(c.dtype, &m, poisons[0])
+	two, _, _ := again(c.dtype, &m, poisons[1])
+	switch {
+	case !ok:
+	case sameWords(one, want), !sameWords(one, two):
+		f.Stage = Store
+		return f
+	}
+	if got, want, ok := again(codec.F32, &m, 0); c.dtype != codec.F32 && ok && sameWords(got, want) {
+		f.Stage = Round
+		return f
+	}
+	unit := m
+	unit.Scales = slices.Repeat([]uint16{0x3c00}, len(m.Scales))
+	got, want, ok := again(codec.F32, &unit, 0)
+	if ok && !sameWords(got, want) {
+		// Values of other states: the states were read wrong.
+		values, err := trellis.AppendValues(nil, p.Code, p.L)
+		if err != nil {
+			panic(err)
+		}
+		known := map[float32]bool{}
+		for _, v := range values {
+			known[v] = true
+		}
+		f.Stage = Unpack
+		eachElement(got, func(_, at int) {
+			if !known[codec.F32.Load(got.Data[at:])] {
+				f.Stage = Dequantize
+			}
+		})
+	}
+	return f
+}
+
+var trellisCodes = []trellis.Code{trellis.OneMAD, trellis.ThreeInst, trellis.Rand}
+
+// blockLens returns the lengths of blocks that are tried for K bits.
+func blockLens(k int) []int {
+	unit := 32
+	for k%2 == 0 && unit > 1 {
+		k /= 2
+		unit /= 2
+	}
+	if unit < 8 {
+		unit = 8
+	}
+	return []int{unit, 64, 256}
+}
+
+func trellisCases() []Case {
+	var cases []Case
+	add := func(short uint64, c trellisCase) {
+		if c.params.Validate() != nil || c.op != "EncodeBlocks" && c.geo.Validate(c.params) != nil {
+			return
+		}
+		k := c.make()
+		k.short = sparse(k.Name, short)
+		cases = append(cases, k)
+	}
+	t := &turn{}
+	inputs := []string{"dense", "padded", "stepped", "columns"}
+	// The search: states of few bits in number, the usual 12 sparingly.
+	for _, k := range []int{1, 2, 3, 4, 5, 6, 7, 8} {
+		for _, l := range []int{k + 1, 6, 8, 9, 12} {
+			for _, n := range blockLens(k) {
+				if l < k+1 || l == 12 && n > 64 || l > 10 && k > 4 {
+					continue
+				}
+				for _, code := range trellisCodes {
+					for _, free := range []bool{false, true} {
+						for _, d := range []string{"normal", "zeros", "ones", "quarters", "mixed"} {
+							short := uint64(12)
+							if l == 12 {
+								if d != "normal" && d != "zeros" {
+									continue
+								}
+								short = 30
+							}
+							add(short, trellisCase{op: "EncodeBlocks", params: trellis.Params{L: l, K: k, T: n, Code: code, FreeEnds: free},
+								dtype: t.dtype(), layout: inputs[t.step()%4], data: d, n: 1 + t.step()%3})
+						}
+					}
+				}
+			}
+		}
+	}
+	for _, d := range []string{"samples-edge", "samples-beyond", "nan", "inf-last", "threshold", "threshold-mixed"} {
+		for _, free := range []bool{false, true} {
+			for k := 1; k <= 4; k++ {
+				add(1, trellisCase{op: "EncodeBlocks", params: trellis.Params{L: 8, K: k, T: 32, FreeEnds: free}, dtype: codec.F32, layout: "dense", data: d, n: 3})
+			}
+		}
+	}
+	add(1, trellisCase{op: "EncodeBlocks", params: trellis.Params{L: 8, K: 2, T: 32}, dtype: codec.F16, layout: "dense", data: "normal", n: 0})
+	// Matrices.
+	for _, k := range []int{1, 2, 3, 4, 6, 8} {
+		for _, code := range trellisCodes {
+			for _, rule := range []trellis.ScaleRule{trellis.RMS, trellis.Refit} {
+				for _, policy := range []trellis.Policy{trellis.Finite, trellis.Compat} {
+					for axis := range 2 {
+						for _, inter := range []bool{false, true} {
+							p := trellis.Params{L: k + 5, K: k, T: blockLens(k)[t.step()%2], Code: code, Policy: policy, Scale: rule}
+							blocks := 2 * (1 + t.step()%2)
+							g := trellis.Geometry{Axis: axis, Out: 1 + t.step()%5, In: blocks * p.T, Interleaved: inter}
+							if axis == 0 {
+								g.Out, g.In = g.In, g.Out
+							}
+							for _, d := range []string{"normal", "rows", "zeros", "mixed", "small", "threshold", "threshold-mixed", "large", "overflow", "nan", "inf-last"} {
+								out := []codec.DType{0, codec.F32, codec.F16, codec.BF16}[t.step()%4]
+								add(12, trellisCase{op: "Encode", params: p, dtype: t.dtype(), layout: inputs[t.step()%4], data: d, geo: g, recon: out})
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	for _, g := range []trellis.Geometry{{Axis: 1, Out: 0, In: 64}, {Axis: 1, Out: 3, In: 0}, {Axis: 0, Out: 64, In: 0}, {Axis: 0}, {Axis: 1, Out: 33, In: 32}, {Axis: 0, Out: 32, In: 33}} {
+		add(1, trellisCase{op: "Encode", params: trellis.Params{L: 6, K: 2, T: 32}, dtype: codec.F32, layout: "dense", data: "normal", geo: g, recon: codec.F32})
+		add(1, trellisCase{op: "DecodeMatrix", params: trellis.Params{L: 6, K: 2, T: 32}, dtype: codec.F32, layout: "dense", data: "codes", geo: g, n: g.Out})
+	}
+	// The usual trellis, once for each width.
+	for k := 1; k <= 4; k++ {
+		add(1, trellisCase{op: "Encode", params: trellis.DefaultParams(k), dtype: codec.F32, layout: "dense", data: "normal", geo: trellis.Geometry{Axis: 1, Out: 1, In: 256}})
+	}
+	// Decoding any words: every width, long states included.
+	for _, k := range []int{1, 2, 3, 4, 5, 6, 7, 8} {
+		for _, l := range []int{k + 1, 10, 12, 14, 15, 16} {
+			if l < k+1 {
+				continue
+			}
+			for _, code := range trellisCodes {
+				for _, n := range blockLens(k) {
+					for axis := range 2 {
+						p := trellis.Params{L: l, K: k, T: n, Code: code}
+						g := trellis.Geometry{Axis: axis, Out: 2 + t.step()%6, In: 2 * n, Interleaved: t.step()%2 == 0}
+						if axis == 0 {
+							g.Out, g.In = g.In, g.Out
+						}
+						first := t.step() % 2 * (g.Out / 3)
+						rows := g.Out - first - t.step()%2
+						add(12, trellisCase{op: "DecodeMatrix", params: p, dtype: t.dtype(), layout: inputs[t.step()%4], data: "codes", geo: g, first: first, n: rows})
+						add(12, trellisCase{op: "DecodeMatrix", params: p, dtype: t.dtype(), layout: "dense", data: "any-scale", geo: g, n: g.Out})
+					}
+				}
+			}
+		}
+	}
+	return append(cases, badTrellisCases()...)
+}
+
+// badTrellisCases are parameters of no trellis and operands that do not fit.
+func badTrellisCases() []Case {
+	var cases []Case
+	good := trellis.Params{L: 8, K: 2, T: 32}
+	params := func(set func(*trellis.Params)) {
+		p := good
+		set(&p)
+		cases = append(cases, Case{Op: "Trellis", short: true,
+			Name: fmt.Sprintf("Trellis(L=%d,K=%d,T=%d,code=%d,free=%t,policy=%d,rule=%d)", p.L, p.K, p.T, p.Code, p.FreeEnds, p.Policy, p.Scale),
+			run: func(e *env) *Failure {
+				_, want := e.ref.Trellis(p)
+				got, err := e.backend.Trellis(p)
+				if f := sameError(err, want); f != nil {
+					return f
+				}
+				if err != nil && got != nil {
+					return failure(Error, "parameters", "a codec and an error, %v", err)
+				}
+				return nil
+			}})
+	}
+	params(func(*trellis.Params) {})
+	params(func(p *trellis.Params) { *p = trellis.Params{} })
+	for _, l := range []int{-1, 0, 1, 2, 17, 64, math.MaxInt} {
+		params(func(p *trellis.Params) { p.L = l })
+	}
+	for _, k := range []int{-1, 0, 8, 9, 32, math.MaxInt} {
+		params(func(p *trellis.Params) { p.K = k })
+	}
+	for _, n := range []int{-32, 0, 1, 8, 24, 33, math.MaxInt &^ 31} {
+		params(func(p *trellis.Params) { p.T = n })
+	}
+	params(func(p *trellis.Params) { p.Code = 3 })
+	params(func(p *trellis.Params) { p.Policy = 2 })
+	params(func(p *trellis.Params) { p.Scale = 2 })
+
+	type call func(t codec.Trellis) error
+	g := trellis.Geometry{Axis: 1, Out: 3, In: 64}
+	operands := func(op, fault string, p trellis.Params, f call) {
+		cases = append(cases, Case{Op: op, Name: fmt.Sprintf("%s(fault=%s)", op, fault), short: true, run: func(e *env) *Failure {
+			return sameError(f(e.trellis(p)), f(e.refTrellis(p)))
+		}})
+	}
+	x := func() codec.Tensor { return codec.NewTensor(codec.F32, 3, 64) }
+	encode := func(g trellis.Geometry, recon, x codec.Tensor) call {
+		return func(t codec.Trellis) error { var m trellis.Matrix; return t.Encode(&m, recon, x, g) }
+	}
+	operands("Encode", "axis", good, encode(trellis.Geometry{Axis: 2, Out: 3, In: 64}, codec.Tensor{}, x()))
+	operands("Encode", "blocks", good, encode(trellis.Geometry{Axis: 1, Out: 3, In: 48}, codec.Tensor{}, codec.NewTensor(codec.F32, 3, 48)))
+	operands("Encode", "pairs", good, encode(trellis.Geometry{Axis: 1, Out: 3, In: 96, Interleaved: true}, codec.Tensor{}, codec.NewTensor(codec.F32, 3, 96)))
+	operands("Encode", "negative", good, encode(trellis.Geometry{Axis: 1, Out: -3, In: 64}, codec.Tensor{}, x()))
+	operands("Encode", "shape", good, encode(g, codec.Tensor{}, codec.NewTensor(codec.F32, 64, 3)))
+	operands("Encode", "dtype", good, encode(g, codec.Tensor{}, codec.Tensor{Shape: []int{3, 64}, Data: make([]byte, 768)}))
+	operands("Encode", "short", good, encode(g, codec.Tensor{}, codec.Tensor{DType: codec.F16, Shape: []int{3, 64}, Data: make([]byte, 383)}))
+	operands("Encode", "recon-shape", good, encode(g, codec.NewTensor(codec.F16, 3, 32), x()))
+	operands("Encode", "recon-overlap", good, encode(g, codec.Tensor{DType: codec.F32, Shape: []int{3, 64}, Stride: []int{0, 1}, Data: make([]byte, 768)}, x()))
+	free := good
+	free.FreeEnds = true
+	operands("Encode", "free", free, encode(g, codec.Tensor{}, x()))
+	packed := func(set func(*trellis.Matrix)) *trellis.Matrix {
+		m := &trellis.Matrix{Params: good, Geometry: g, Codes: make([]uint32, g.CodesLen(good)), Scales: make([]uint16, 3)}
+		set(m)
+		return m
+	}
+	decode := func(dst codec.Tensor, m *trellis.Matrix, first int) call {
+		return func(t codec.Trellis) error { return t.Decode(dst, m, first) }
+	}
+	operands("DecodeMatrix", "nil", good, decode(x(), nil, 0))
+	operands("DecodeMatrix", "params", good, decode(x(), packed(func(m *trellis.Matrix) { m.Params.L = 9 }), 0))
+	operands("DecodeMatrix", "code", good, decode(x(), packed(func(m *trellis.Matrix) { m.Params.Code = trellis.Rand }), 0))
+	operands("DecodeMatrix", "codes", good, decode(x(), packed(func(m *trellis.Matrix) { m.Codes = m.Codes[1:] }), 0))
+	operands("DecodeMatrix", "scales", good, decode(x(), packed(func(m *trellis.Matrix) { m.Scales = append(m.Scales, 1) }), 0))
+	operands("DecodeMatrix", "geometry", good, decode(x(), packed(func(m *trellis.Matrix) { m.Geometry.Axis = 3 }), 0))
+	operands("DecodeMatrix", "dst-shape", good, decode(codec.NewTensor(codec.F32, 3, 32), packed(func(*trellis.Matrix) {}), 0))
+	operands("DecodeMatrix", "dst-axes", good, decode(codec.NewTensor(codec.F32, 192), packed(func(*trellis.Matrix) {}), 0))
+	operands("DecodeMatrix", "rows", good, decode(x(), packed(func(*trellis.Matrix) {}), 1))
+	operands("DecodeMatrix", "first", good, decode(codec.NewTensor(codec.F32, 1, 64), packed(func(*trellis.Matrix) {}), -1))
+	operands("DecodeMatrix", "overlap", good, decode(codec.Tensor{DType: codec.F32, Shape: []int{3, 64}, Stride: []int{1, 1}, Data: make([]byte, 768)}, packed(func(*trellis.Matrix) {}), 0))
+	blocks := func(states []uint16, x codec.Tensor) call {
+		return func(t codec.Trellis) error { return t.EncodeBlocks(states, x) }
+	}
+	operands("EncodeBlocks", "shape", good, blocks(make([]uint16, 64), codec.NewTensor(codec.F32, 64)))
+	operands("EncodeBlocks", "states", good, blocks(make([]uint16, 63), codec.NewTensor(codec.F32, 2, 32)))
+	operands("EncodeBlocks", "dtype", good, blocks(make([]uint16, 64), codec.Tensor{DType: 8, Shape: []int{2, 32}, Data: make([]byte, 256)}))
+	operands("EncodeBlocks", "short", good, blocks(make([]uint16, 64), codec.Tensor{DType: codec.F32, Shape: []int{2, 32}, Data: make([]byte, 255)}))
+	return cases
+}
