@@ -8,6 +8,7 @@ import (
 	"math"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
 // A digest is SHA-256 over every output of n iterations in order. Iteration i
@@ -25,14 +26,17 @@ type digest struct {
 // backends makes codecs: the backend's or the reference's.
 type backends interface {
 	digestKV(p codec.KVParams) codec.KV
+	digestTrellis(p trellis.Params) codec.Trellis
 }
 
-func (e *env) digestKV(p codec.KVParams) codec.KV { return e.kv(p) }
+func (e *env) digestKV(p codec.KVParams) codec.KV           { return e.kv(p) }
+func (e *env) digestTrellis(p trellis.Params) codec.Trellis { return e.trellis(p) }
 
 // refOnly is an env's reference.
 type refOnly struct{ *env }
 
-func (e refOnly) digestKV(p codec.KVParams) codec.KV { return e.refKV(p) }
+func (e refOnly) digestKV(p codec.KVParams) codec.KV           { return e.refKV(p) }
+func (e refOnly) digestTrellis(p trellis.Params) codec.Trellis { return e.refTrellis(p) }
 
 // iteration is the outputs of one iteration; only name, stage, t, perElem and
 // got are set.
@@ -66,6 +70,7 @@ var digests = []digest{
 		p, t := digestKeyParams(i)
 		return paramsText(p, true, false) + ",dtype=" + t.String()
 	}},
+	{of: "weights", want: weightsDigests, run: digestWeights, params: func(i int) string { p, t := digestTrellisParams(i); return fmt.Sprintf("%+v,dtype=%v", p, t) }},
 	{of: "values", want: valuesDigests, run: digestValues, params: func(i int) string {
 		p, t := digestValueParams(i)
 		return paramsText(p, false, true) + ",dtype=" + t.String()
@@ -149,8 +154,9 @@ func (d *digest) first(e *env, n int) *Failure {
 
 // The seeds of the digests' generators.
 const (
-	seedKeys   = 1
-	seedValues = 2
+	seedKeys    = 1
+	seedValues  = 2
+	seedWeights = 3
 )
 
 // digestRow returns the n elements of iteration i: word j of the iteration is
@@ -287,6 +293,46 @@ func digestValues(e backends, lo, hi int) ([]iteration, error) {
 				{name: "dst values, rotated", stage: Dequantize, t: t, perElem: 1, got: row(rotated.Data, r, rows)},
 				{name: "dst values", stage: Unrotate, t: t, perElem: 1, got: row(out.Data, r, rows)},
 				{name: "x, unrotated", stage: Unrotate, t: t, perElem: 1, got: row(back.Data, r, rows)},
+			}}
+		}
+		return nil
+	})
+	return its, err
+}
+
+func digestTrellisParams(i int) (trellis.Params, codec.DType) {
+	d := digits(int(uint64(i) * 347 % 288))
+	k := d.next(4) + 1
+	p := trellis.Params{L: k + 4, K: k}
+	p.Code, p.Scale, p.Policy = trellisCodes[d.next(3)], []trellis.ScaleRule{trellis.RMS, trellis.Refit}[d.next(2)], []trellis.Policy{trellis.Finite, trellis.Compat}[d.next(2)]
+	t := dtypes[d.next(3)]
+	p.T = []int{32, 64}[d.next(2)]
+	return p, t
+}
+
+func digestWeights(e backends, lo, hi int) ([]iteration, error) {
+	its := make([]iteration, hi-lo)
+	err := rowsOf(lo, hi, 288, func(first, rows int) error {
+		p, t := digestTrellisParams(first)
+		cols := 2 * p.T
+		x, out := codec.NewTensor(codec.F32, rows, cols), codec.NewTensor(t, rows, cols)
+		for r := range rows {
+			digestRow(seedWeights, first+r*288, codec.F32, row(x.Data, r, rows), cols)
+		}
+		c := e.digestTrellis(p)
+		var m trellis.Matrix
+		if err := c.Encode(&m, codec.Tensor{}, x, trellis.Geometry{Axis: 1, Out: rows, In: cols}); err != nil {
+			return err
+		}
+		if err := c.Decode(out, &m, 0); err != nil {
+			return err
+		}
+		scales, codes := bytesOf(m.Scales), bytesOf(m.Codes)
+		for r := range rows {
+			its[first+r*288-lo] = iteration{group: cols, parts: []part{
+				{name: "scales", stage: Scale, t: codec.F16, perElem: cols, got: row(scales, r, rows)},
+				{name: "codes", stage: States, perElem: 1, got: row(codes, r, rows)},
+				{name: "dst weights", stage: Dequantize, t: t, perElem: 1, got: row(out.Data, r, rows)},
 			}}
 		}
 		return nil

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 
 import model
+import trellis
 from model import F
 
 U = np.uint64
@@ -89,7 +90,15 @@ def values(p, i):
     return [clean(e["scales"], st), e["codes"], out(y, t), out(model.unrotate(y), t), out(model.unrotate(x), t)]
 
 
-DIGESTS = {"keys": (keys, 648), "values": (values, 1080)}
+def weights(p, i):
+    k, c, r, po, t, b = digits(p, 4, 3, 2, 2, 3, 2)
+    k, code, rule, policy, t, T = k + 1, ["1mad", "3inst", "rand"][c], ["rms", "refit"][r], ["finite", "compat"][po], DTYPES[t], [32, 64][b]
+    scales, states, words = trellis.encode(rows(3, i, "f32", 2 * T), k + 4, k, T, code, policy, rule)
+    y = trellis.decode(scales, states, code, k + 4)
+    return [clean(scales, "f16"), words.astype("<u4").view(np.uint8), out(y, t)]
+
+
+DIGESTS = {"keys": (keys, 648), "values": (values, 1080), "weights": (weights, 288)}
 
 
 def digest(name, n, chunk=100000):
