@@ -19,8 +19,7 @@ const (
 	EnvRequire = "REQUIRE_BACKENDS"
 	// EnvFilter is conformance.Options.Filter.
 	EnvFilter = "CONFORMANCE_FILTER"
-	// EnvForm is short, normal or long. By default it is short under go test
-	// -short and normal otherwise.
+	// EnvForm is short (the default), normal or long.
 	EnvForm = "CONFORMANCE_FORM"
 )
 
@@ -76,12 +75,7 @@ func Run(t *testing.T, name string, open func() (codec.Backend, error)) {
 func form(t *testing.T) conformance.Form {
 	t.Helper()
 	switch v := os.Getenv(EnvForm); v {
-	case "":
-		if testing.Short() {
-			return conformance.Short
-		}
-		return conformance.Normal
-	case "short":
+	case "", "short":
 		return conformance.Short
 	case "normal":
 		return conformance.Normal

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/conformance"
+)
+
+func newVerify() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Check that a backend gives the right bits on this machine",
+		Long: `verify runs the conformance suite on this machine: generated cases of every
+operation, compared with the reference bit for bit, and digests that are the same
+on every machine. It exits with 1 if a case fails or none runs.
+
+A failure ends with the line that runs its case alone.`,
+		Example: `  turbotrellis verify
+  turbotrellis verify --backend metal --filter EncodeKeys
+  turbotrellis verify --filter 'Digest(of=keys,n=100)'`,
+		Args: exactly(0),
+	}
+	backend := addBackendFlag(cmd)
+	filter := cmd.Flags().String("filter", "", "run the cases of one operation, or whose name holds this, or the one of this name")
+	long := cmd.Flags().Bool("long", false, "run the long digests, too: a million iterations each")
+	asJSON := cmd.Flags().Bool("json", false, "print the report as JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		b, err := openBackend(*backend)
+		if err != nil {
+			return err
+		}
+		defer b.Close()
+		o := conformance.Options{Filter: *filter}
+		if *long {
+			o.Form = conformance.Long
+		}
+		return verify(cmd.OutOrStdout(), b, o, *asJSON)
+	}
+	return cmd
+}
+
+// verify runs the suite on b and writes the report to w. It returns the
+// report's error.
+func verify(w io.Writer, b codec.Backend, o conformance.Options, asJSON bool) error {
+	p := bar{what: "verify " + b.Name(), unit: "cases"}
+	defer p.done()
+	o.Progress = func(done, total int) { p.update(int64(done), int64(total)) }
+	r := conformance.Run(b, o)
+	p.done()
+	if err := write(w, r, asJSON); err != nil {
+		return err
+	}
+	switch {
+	case r.Failed > 0:
+		return fmt.Errorf("%d of %d cases failed", r.Failed, r.Cases)
+	case r.Cases == 0 && len(r.Declined) == 0:
+		return fmt.Errorf("no case matches the filter %q", o.Filter)
+	}
+	return r.Err()
+}
+
+func write(w io.Writer, r *conformance.Report, asJSON bool) error {
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
+	}
+	for _, f := range r.Failures {
+		if _, err := fmt.Fprintf(w, "%v\n\n", f); err != nil {
+			return err
+		}
+	}
+	for _, n := range r.Ops {
+		if _, err := fmt.Fprintf(w, "%-20s %6d cases %6d failed %6d declined\n", n.Op, n.Cases, n.Failed, n.Declined); err != nil {
+			return err
+		}
+	}
+	if len(r.Declined) > 0 {
+		if _, err := fmt.Fprintf(w, "declined, the first of %d: %s\n", len(r.Declined), r.Declined[0]); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "backend %s: %d cases, %d failed\n", r.Backend, r.Cases, r.Failed)
+	return err
+}
