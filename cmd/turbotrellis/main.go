@@ -60,7 +60,7 @@ Exit codes: 0 ok, 1 bad data or a mismatch, 2 wrong usage.`,
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newDemo(), newKV(), newTrellis(), newInspect(), newVerify(), newVersion())
+	root.AddCommand(newDemo(), newKV(), newTrellis(), newInspect(), newVerify(), newDevices(), newVersion())
 	return root
 }
 
