@@ -1,5 +1,5 @@
 # Everything that CI does has a target here; CI calls only these.
-.PHONY: all build test race vet fma fuzz targets hostmetal msl-check conformance-metal darwin bench clean
+.PHONY: all build test race vet fma fuzz targets hostmetal msl-check conformance-metal conformance-darwinkit darwin darwincheck metallib bench clean
 
 all: vet test
 
@@ -43,10 +43,23 @@ msl-check:
 conformance-metal: hostmetal
 	REQUIRE_BACKENDS=metal go test -count=1 -tags metal,hostmetal ./codec/metal/...
 
+# conformance-darwinkit does the same through darwinkit, built over hostmetal with its own compiler.
+conformance-darwinkit: hostmetal
+	CGO_ENABLED=1 CC=$(CURDIR)/conformance/hostmetal/darwinkit/cc REQUIRE_BACKENDS=metal \
+		go test -count=1 -tags metal,hostmetal,darwinkit ./codec/metal/...
+
 # darwin vets and links every package for a Mac, without cgo.
 darwin:
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet -tags metal ./...
 	scripts/link.sh darwin arm64 metal
+
+# darwincheck type-checks what a Mac builds with cgo, which needs no Mac.
+darwincheck:
+	go test -count=1 ./internal/darwincheck
+
+# metallib, on a Mac with Xcode, compiles the shaders ahead of time into build/metallib.
+metallib:
+	go run ./internal/metallib build/metallib
 
 bench:
 	go test -run '^$$' -bench . -benchtime 200ms ./...

@@ -17,7 +17,11 @@
 // touch a buffer's bytes while a Run uses them.
 package gpu
 
-import "time"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"time"
+)
 
 // A Device is one open GPU.
 type Device interface {
@@ -60,6 +64,18 @@ type Info struct {
 type Options struct {
 	Name       string // the device of this name, if not empty
 	RegistryID uint64 // the device with this registry id, if not zero
+
+	// Prebuilt, if not empty, is a folder of libraries compiled ahead of time. NewLibrary without
+	// FastMath loads the one that PrebuiltName names, if it is there, instead of compiling.
+	Prebuilt string
+}
+
+// PrebuiltName names the library that stands for source: its file, without the extension .metallib,
+// and a kernel without arguments that it holds besides those of source, to prove what it was
+// compiled from. It is made of the SHA-256 of source.
+func PrebuiltName(source string) string {
+	sum := sha256.Sum256([]byte(source))
+	return "turbotrellis_" + hex.EncodeToString(sum[:])
 }
 
 // CompileOptions say how source is compiled. The zero value is what every codec needs: safe math

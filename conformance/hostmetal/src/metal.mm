@@ -898,6 +898,18 @@ KIND(kDevice)
   library->_module = module;
   return library;
 }
+// A compiled library is a file of source here, compiled with safe math.
+- (id<MTLLibrary>)newLibraryWithURL:(NSURL *)url error:(NSError **)error {
+  if (error) *error = nil;
+  NSString *source = [NSString stringWithContentsOfFile:[url path] encoding:NSUTF8StringEncoding error:NULL];
+  if (source == nil) {
+    if (error) *error = make_error(MTLLibraryErrorDomain, MTLLibraryErrorFileNotFound, "hostmetal: no library in the file");
+    return nil;
+  }
+  MTLCompileOptions *options = [[[MTLCompileOptions alloc] init] autorelease];
+  [options setFastMathEnabled:NO];
+  return [self newLibraryWithSource:source options:options error:error];
+}
 - (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError **)error {
   if (error) *error = nil;
   if (function == nil || ![function isKindOfClass:[HostMTLFunction class]]) {

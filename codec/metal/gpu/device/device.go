@@ -7,6 +7,8 @@ package device
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -30,7 +32,7 @@ func Open(s mtl.Sender, driver string, o gpu.Options) (gpu.Device, error) {
 			err = &gpu.Error{Op: "open", Err: gpu.ErrUnavailable, Detail: info.Name + " gives no command queue"}
 			return false
 		}
-		d = &device{s: s, device: m, queue: queue, info: info, live: map[*object]struct{}{}}
+		d = &device{s: s, device: m, queue: queue, info: info, prebuilt: o.Prebuilt, live: map[*object]struct{}{}}
 		return true
 	})
 	if d == nil {
@@ -112,6 +114,8 @@ type device struct {
 	queue  mtl.CommandQueue
 	info   gpu.Info
 
+	prebuilt string // gpu.Options
+
 	// mu is held for reading by every call that uses device or queue, and for writing by Close.
 	mu     sync.RWMutex
 	closed bool
@@ -174,6 +178,13 @@ func (d *device) NewLibrary(source string, o gpu.CompileOptions) (gpu.Library, e
 		return nil, err
 	}
 	defer d.mu.RUnlock()
+	if d.prebuilt != "" && !o.FastMath {
+		name := gpu.PrebuiltName(source)
+		path := filepath.Join(d.prebuilt, name+".metallib")
+		if _, err := os.Stat(path); err == nil {
+			return d.loadLibrary(path, name)
+		}
+	}
 	var l *library
 	var err error
 	mtl.Pool(d.s, func() {
@@ -195,6 +206,35 @@ func (d *device) NewLibrary(source string, o gpu.CompileOptions) (gpu.Library, e
 			err = failure(op, "", gpu.ErrCompile, nserr)
 			return
 		}
+		l = &library{metal: m}
+		l.init(d, m.Object)
+	})
+	if l == nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// loadLibrary loads a compiled library, which must hold the named kernel.
+func (d *device) loadLibrary(path, kernel string) (gpu.Library, error) {
+	const op = "load"
+	var l *library
+	var err error
+	mtl.Pool(d.s, func() {
+		m, nserr := d.device.NewLibraryWithURL(path)
+		if m.IsNil() {
+			e := failure(op, "", gpu.ErrCompile, nserr)
+			e.Detail = path + ": " + e.Detail
+			err = e
+			return
+		}
+		proof := m.NewFunctionWithName(kernel)
+		if proof.IsNil() {
+			m.Release()
+			err = &gpu.Error{Op: op, Err: gpu.ErrCompile, Detail: path + " was compiled from another source than its name says"}
+			return
+		}
+		proof.Release()
 		l = &library{metal: m}
 		l.init(d, m.Object)
 	})
@@ -317,7 +357,7 @@ func kernels(work []*gpu.Dispatch) string {
 }
 
 // failure reads e, which may be nil, while its pool lives.
-func failure(op, kernel string, class error, e mtl.NSError) error {
+func failure(op, kernel string, class error, e mtl.NSError) *gpu.Error {
 	out := &gpu.Error{Op: op, Kernel: kernel, Err: class, Detail: "the system gave no reason"}
 	if e.IsNil() {
 		return out

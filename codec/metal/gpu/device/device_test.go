@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -139,6 +141,52 @@ func TestList(t *testing.T) {
 		}
 		checkLive(t, test.runtime)
 	}
+}
+
+func TestPrebuilt(t *testing.T) {
+	dir := t.TempDir()
+	const source, other = "kernels", "others"
+	name := gpu.PrebuiltName(source)
+	if name != "turbotrellis_e98f56f907c45b8a6621bdf148bdb5afdd9cba932fd4d9898890733e094d9f45" { // sha256sum
+		t.Error(name)
+	}
+	path := filepath.Join(dir, name+".metallib")
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := &mtlfake.Runtime{Kernels: map[string]mtlfake.Kernel{name: testKernels["add"]}}
+	d, err := Open(r, "fake", gpu.Options{Prebuilt: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		source string
+		o      gpu.CompileOptions
+		loaded string
+	}{{source, gpu.CompileOptions{}, path}, {other, gpu.CompileOptions{}, ""}, {source, gpu.CompileOptions{FastMath: true}, ""}} {
+		r.Loaded = ""
+		l, err := d.NewLibrary(test.source, test.o)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if r.Loaded != test.loaded {
+			t.Errorf("%+v: loaded %q", test, r.Loaded)
+		}
+		l.Release()
+	}
+	delete(r.Kernels, name)
+	if _, err := d.NewLibrary(source, gpu.CompileOptions{}); !errors.Is(err, gpu.ErrCompile) || !strings.Contains(err.Error(), "another source") {
+		t.Error("a library of something else:", err)
+	}
+	r.Compile = &mtlfake.Fault{Domain: "MTLLibraryErrorDomain", Text: "not a library", Code: 1}
+	if _, err := d.NewLibrary(source, gpu.CompileOptions{}); !errors.Is(err, gpu.ErrCompile) || !strings.Contains(err.Error(), path+": not a library") {
+		t.Error("no library:", err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	checkLive(t, r)
 }
 
 func TestRun(t *testing.T) {
@@ -461,6 +509,18 @@ func TestEveryMessageSent(t *testing.T) {
 		}
 		r.Commit = &mtlfake.Fault{Domain: "Other", Code: 1, Text: "text"}
 		if _, err := d.Run(x); err == nil {
+			t.Error("no error")
+		}
+		d.Close()
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, gpu.PrebuiltName("source")+".metallib"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		d, err := Open(r, "fake", gpu.Options{Prebuilt: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.NewLibrary("source", gpu.CompileOptions{}); err == nil {
 			t.Error("no error")
 		}
 		d.Close()

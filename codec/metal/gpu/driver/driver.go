@@ -3,9 +3,15 @@
 package driver
 
 import (
+	"os"
+
 	"github.com/turbotrellis/turbotrellis/codec/metal/gpu"
 	"github.com/turbotrellis/turbotrellis/codec/metal/gpu/device"
 )
+
+// EnvPrebuilt is the environment variable that names the folder of compiled libraries where
+// gpu.Options do not.
+const EnvPrebuilt = "TURBOTRELLIS_METALLIB"
 
 // Open opens the device that o chooses. It fails with gpu.ErrUnavailable, saying why, when no
 // driver was compiled in, when the system lacks Metal, and when there is no such device.
@@ -13,6 +19,9 @@ func Open(o gpu.Options) (gpu.Device, error) {
 	s, err := load()
 	if err != nil {
 		return nil, unavailable("open", err)
+	}
+	if o.Prebuilt == "" {
+		o.Prebuilt = os.Getenv(EnvPrebuilt)
 	}
 	return device.Open(s, Name, o)
 }

@@ -4,6 +4,8 @@ package driver_test
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -220,6 +222,42 @@ func TestTraits(t *testing.T) {
 		t.Error("after a release:", err)
 	} else {
 		b.Release()
+	}
+}
+
+// A compiled library runs like its source, which on hostmetal it is.
+func TestPrebuilt(t *testing.T) {
+	open(t).Close()
+	dir := t.TempDir()
+	name := gpu.PrebuiltName(source)
+	path := filepath.Join(dir, name+".metallib")
+	const subtracts = "x[i] -= a.value" // shows which one ran
+	compiled := strings.Replace(source, "x[i] += a.value", subtracts, 1) + "[[kernel]] void " + name + "() {}\n"
+	if err := os.WriteFile(path, []byte(compiled), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(driver.EnvPrebuilt, dir)
+	d := open(t)
+	x := addTo(pipeline(t, library(t, d), "add"), buffer(t, d, 256), 0, 64, 1)
+	run(t, d, x)
+	if got := words(x.Buffers[0].Buffer)[63]; got != 1<<32-1 {
+		t.Errorf("got %#x: it did not load the library", got)
+	}
+	before := liveObjects()
+	if err := os.WriteFile(path, []byte(source), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.NewLibrary(source, gpu.CompileOptions{}); !errors.Is(err, gpu.ErrCompile) || !strings.Contains(err.Error(), "another source") {
+		t.Error(err)
+	}
+	if err := os.WriteFile(path, []byte{0xff}, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.NewLibrary(source, gpu.CompileOptions{}); !errors.Is(err, gpu.ErrCompile) || !strings.Contains(err.Error(), path) {
+		t.Error(err)
+	}
+	if after := liveObjects(); after != before {
+		t.Errorf("%d objects, were %d", after, before)
 	}
 }
 

@@ -51,6 +51,7 @@ const (
 	poolDrain
 	stringWithUTF8String
 	stringUTF8String
+	urlFileURLWithPath
 	errorDomain
 	errorCode
 	errorLocalizedDescription
@@ -69,6 +70,7 @@ const (
 	deviceNewCommandQueue
 	deviceNewBufferWithLengthOptions
 	deviceNewLibraryWithSourceOptionsError
+	deviceNewLibraryWithURLError
 	deviceNewComputePipelineStateWithFunctionError
 
 	compileOptionsSetLanguageVersion
@@ -111,6 +113,7 @@ var messages = [NumMessages]Message{
 	poolDrain:                 {"NSAutoreleasePool", "drain", TypeVoid, nil},
 	stringWithUTF8String:      {"+NSString", "stringWithUTF8String:", TypeID, []Type{TypeCString}},
 	stringUTF8String:          {"NSString", "UTF8String", TypeCString, nil},
+	urlFileURLWithPath:        {"+NSURL", "fileURLWithPath:", TypeID, []Type{TypeID}},
 	errorDomain:               {"NSError", "domain", TypeID, nil},
 	errorCode:                 {"NSError", "code", TypeInt, nil},
 	errorLocalizedDescription: {"NSError", "localizedDescription", TypeID, nil},
@@ -129,6 +132,7 @@ var messages = [NumMessages]Message{
 	deviceNewCommandQueue:                  {"MTLDevice", "newCommandQueue", TypeID, nil},
 	deviceNewBufferWithLengthOptions:       {"MTLDevice", "newBufferWithLength:options:", TypeID, []Type{TypeUint, TypeUint}},
 	deviceNewLibraryWithSourceOptionsError: {"MTLDevice", "newLibraryWithSource:options:error:", TypeID, []Type{TypeID, TypeID, TypeError}},
+	deviceNewLibraryWithURLError:           {"MTLDevice", "newLibraryWithURL:error:", TypeID, []Type{TypeID, TypeError}},
 	deviceNewComputePipelineStateWithFunctionError: {
 		"MTLDevice", "newComputePipelineStateWithFunction:error:", TypeID, []Type{TypeID, TypeError}},
 

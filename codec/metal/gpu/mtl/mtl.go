@@ -76,6 +76,14 @@ func (d Device) NewLibraryWithSource(source string, options CompileOptions) (Lib
 	return Library{Object{d.s, lib}}, NSError{Object{d.s, err}}
 }
 
+// NewLibraryWithURL loads the compiled library in the file of that path, which has no NUL. The
+// library is owned by the caller, or nil with an error.
+func (d Device) NewLibraryWithURL(path string) (Library, NSError) {
+	url := d.s.IDID(d.s.Class("NSURL"), urlFileURLWithPath, nsString(d.s, path))
+	lib, err := d.s.IDIDError(d.id, deviceNewLibraryWithURLError, url)
+	return Library{Object{d.s, lib}}, NSError{Object{d.s, err}}
+}
+
 // NewComputePipelineStateWithFunction returns a pipeline owned by the caller, or nil and an error.
 func (d Device) NewComputePipelineStateWithFunction(f Function) (ComputePipelineState, NSError) {
 	p, err := d.s.IDIDError(d.id, deviceNewComputePipelineStateWithFunctionError, f.id)

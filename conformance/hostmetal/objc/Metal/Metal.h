@@ -54,7 +54,7 @@ enum {
   MTLCommandBufferErrorInvalidResource = 9,
 };
 typedef NSUInteger MTLLibraryError;
-enum { MTLLibraryErrorInternal = 2, MTLLibraryErrorCompileFailure = 3, MTLLibraryErrorFunctionNotFound = 5 };
+enum { MTLLibraryErrorInternal = 2, MTLLibraryErrorCompileFailure = 3, MTLLibraryErrorFunctionNotFound = 5, MTLLibraryErrorFileNotFound = 6 };
 typedef NSUInteger MTLDispatchType;
 enum { MTLDispatchTypeSerial = 0, MTLDispatchTypeConcurrent = 1 };
 typedef NSUInteger MTLBarrierScope;
@@ -119,6 +119,7 @@ extern NSString *const MTLCommandBufferErrorDomain;
                                   options:(MTLResourceOptions)options
                               deallocator:(void (^)(void *pointer, NSUInteger length))deallocator;
 - (id<MTLLibrary>)newLibraryWithSource:(NSString *)source options:(MTLCompileOptions *)options error:(NSError **)error;
+- (id<MTLLibrary>)newLibraryWithURL:(NSURL *)url error:(NSError **)error;
 - (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError **)error;
 @end
 

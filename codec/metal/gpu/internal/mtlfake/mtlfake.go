@@ -36,11 +36,12 @@ type Runtime struct {
 	NilContents     bool
 	NilCommands     bool
 	NilEncoder      bool
-	Compile         *Fault // what newLibraryWithSource answers
+	Compile         *Fault // what newLibraryWithSource and newLibraryWithURL answer
 	Pipeline        *Fault // what newComputePipelineState answers
 	Commit          *Fault // how command buffers end
 
 	Options string           // how the last library was compiled
+	Loaded  string           // the path of the last library that was loaded
 	Grid    string           // of the last dispatch
 	Sent    map[mtl.Msg]bool // what came
 
@@ -214,7 +215,7 @@ func (r *Runtime) Class(name string) mtl.ID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch name {
-	case "NSAutoreleasePool", "NSString", "MTLCompileOptions":
+	case "NSAutoreleasePool", "NSString", "NSURL", "MTLCompileOptions":
 	default:
 		return 0
 	}
@@ -478,6 +479,11 @@ func (r *Runtime) IDID(id mtl.ID, m mtl.Msg, a mtl.ID) mtl.ID {
 	_, end := r.begin(id, m, "id (id)")
 	defer end()
 	name := r.get(a).text
+	if m.Message().Selector == "fileURLWithPath:" {
+		n, o := r.make("NSURL")
+		o.text = name
+		return r.autorelease(n)
+	}
 	if r.Kernels[name] == nil {
 		return 0
 	}
@@ -490,6 +496,14 @@ func (r *Runtime) IDID(id mtl.ID, m mtl.Msg, a mtl.ID) mtl.ID {
 func (r *Runtime) IDIDError(id mtl.ID, m mtl.Msg, a mtl.ID) (mtl.ID, mtl.ID) {
 	_, end := r.begin(id, m, "id (id, NSError **)")
 	defer end()
+	if m.Message().Selector == "newLibraryWithURL:error:" {
+		if r.Compile != nil {
+			return 0, r.nserror(r.Compile)
+		}
+		r.Loaded = r.get(a).text
+		n, _ := r.make("MTLLibrary")
+		return n, 0
+	}
 	if r.Pipeline != nil {
 		return 0, r.nserror(r.Pipeline)
 	}
