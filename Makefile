@@ -1,5 +1,5 @@
 # Everything that CI does has a target here; CI calls only these.
-.PHONY: all build test race vet fma fuzz targets hostmetal msl-check conformance-metal conformance-darwinkit darwin darwincheck metallib bench clean
+.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-darwinkit darwin darwincheck metallib bench clean
 
 all: vet test
 
@@ -27,9 +27,13 @@ FUZZ ?= 20000x
 fuzz:
 	scripts/fuzz.sh $(FUZZ)
 
+# qemu runs the tests of the packages that define bytes on arm64 and s390x.
+qemu:
+	scripts/qemu.sh
+
 # targets runs the conformance digests on other architectures under qemu-user.
 targets:
-	scripts/targets.sh
+	scripts/targets.sh $(TARGETS)
 
 # hostmetal builds the Metal framework for Linux into build/hostmetal.
 hostmetal:
@@ -37,6 +41,7 @@ hostmetal:
 
 # msl-check compiles the shaders with real address spaces.
 msl-check:
+	go run ./internal/mslcheck
 	go test -count=1 -run MSL ./internal/mslcheck
 
 # conformance-metal runs the Metal backend and its driver over hostmetal.
