@@ -123,6 +123,8 @@ func (c *decodeCase) run(e *env) *Failure {
 	dstK, memK := outK.make(poisons[0])
 	dstV, memV := outV.make(poisons[0])
 	wantK, wantV := c.want(e, c.dtype, c.op, k, v)
+	e.note(c.dtype, wantK.Data)
+	e.note(c.dtype, wantV.Data)
 	err := decode(kv, c.op, dstK, dstV, k, v)
 	for _, m := range mems {
 		if off, bad := m.changed(nil); bad {

@@ -120,6 +120,10 @@ func (c *encodeCase) run(e *env) *Failure {
 	plain := dense(x)
 	var want packed
 	wantErr := encode(refKV, c.values, &want, plain)
+	e.note(0, []byte(describe(wantErr)))
+	e.note(0, want.codes)
+	e.note(c.params.ScaleType, want.scales)
+	e.note(c.params.ScaleType, want.zeros)
 
 	codesLen, scalesLen := rowLen(c.params, c.values)
 	rows := x.Rows()
@@ -412,6 +416,7 @@ func (c *unrotateCase) run(e *env) *Failure {
 	if err := e.refKV(c.params).Unrotate(want, plain); err != nil {
 		return failure(Error, "", "the reference: %v", err)
 	}
+	e.note(c.dtype, want.Data)
 	out := output{name: "dst values", layout: c.layout, dtype: c.dtype, d: c.params.ValueHeadDim, s: seeded(c.name + " dst")}
 	call := func(dst codec.Tensor) error { return e.kv(c.params).Unrotate(dst, x) }
 	var f *Failure

@@ -128,6 +128,7 @@ func (c *malformedCase) run(e *env) *Failure {
 		t.Data = bytes.Clone(t.Data)
 	}
 	_, wantErr := call(refKV, ours)
+	e.note(0, []byte(describe(wantErr)))
 	dst, err := call(kv, o)
 	if f := sameError(err, wantErr); f != nil {
 		return f

@@ -1,8 +1,12 @@
 package conformance
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"slices"
 	"strings"
 
@@ -58,7 +62,10 @@ type Report struct {
 	Ops      []OpCount  `json:"ops"`      // in the order of the cases
 	Failures []*Failure `json:"failures"` // the first ones
 	Declined []string   `json:"declined"` // names of cases the backend returned codec.ErrUnsupported for
-	complete bool
+	// Reference is SHA-256 over everything that the reference gave for the
+	// cases that ran. For the same cases it is the same on every machine.
+	Reference string `json:"reference"`
+	complete  bool
 }
 
 // ErrNoCases reports a filter that no case matches, or a backend that declined
@@ -134,11 +141,12 @@ type env struct {
 
 	trellises, refTrellises map[trellis.Params]codec.Trellis
 
-	brief bool // failures are only counted: their stage does not matter
+	brief bool      // failures are only counted: their stage does not matter
+	sum   hash.Hash // of what the reference gives
 }
 
 func newEnv(b codec.Backend) *env {
-	return &env{backend: b, ref: ref.New(), kvs: map[codec.KVParams]codec.KV{}, refKVs: map[codec.KVParams]*ref.KV{},
+	return &env{backend: b, ref: ref.New(), sum: sha256.New(), kvs: map[codec.KVParams]codec.KV{}, refKVs: map[codec.KVParams]*ref.KV{},
 		trellises: map[trellis.Params]codec.Trellis{}, refTrellises: map[trellis.Params]codec.Trellis{}}
 }
 
@@ -177,6 +185,16 @@ func (e *env) refKV(p codec.KVParams) *ref.KV {
 		e.refKVs[p] = kv
 	}
 	return kv
+}
+
+// note adds outputs of the reference, in words of type t, to the sum. NaN is
+// added without its payload.
+func (e *env) note(t codec.DType, b []byte) {
+	if t != 0 {
+		b = bytes.Clone(b)
+		canonicalNaN(t, b)
+	}
+	e.sum.Write(b)
 }
 
 // do runs one case.
@@ -239,5 +257,6 @@ func Run(b codec.Backend, o Options) *Report {
 			o.Progress(i+1, len(cases))
 		}
 	}
+	r.Reference = hex.EncodeToString(e.sum.Sum(nil))
 	return r
 }

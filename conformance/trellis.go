@@ -179,6 +179,10 @@ func (c *trellisCase) encodeBlocks(e *env) *Failure {
 	m.freeze()
 	want := make([]uint16, len(v))
 	wantErr := e.refTrellis(p).EncodeBlocks(want, dense(x))
+	e.note(0, []byte(describe(wantErr)))
+	if wantErr == nil {
+		e.note(0, bytesOf(want))
+	}
 	const spare = 8
 	buf := make([]uint16, spare+len(v)+spare)
 	for i := range buf {
@@ -227,6 +231,9 @@ func (c *trellisCase) encode(e *env) *Failure {
 		wantRecon = codec.NewTensor(c.recon, g.Out, g.In)
 	}
 	wantErr := e.refTrellis(p).Encode(&want, wantRecon, plain, g)
+	e.note(0, []byte(describe(wantErr)))
+	e.note(0, bytesOf(want.Codes))
+	e.note(0, bytesOf(want.Scales))
 	if wantErr == nil && c.recon != 0 { // the reference's reconstruction is what it decodes
 		if err := e.refTrellis(p).Decode(wantRecon, &want, 0); err != nil {
 			return failure(Error, "", "the reference: %v", err)
@@ -412,6 +419,7 @@ func (c *trellisCase) decode(e *env) *Failure {
 	if err := e.refTrellis(p).Decode(want, &m, c.first); err != nil {
 		return failure(Error, "", "the reference: %v", err)
 	}
+	e.note(c.dtype, want.Data)
 	out, mem := matrix("dst weights", c.layout, c.dtype, c.n, g.In, s, poisons[0])
 	mem.freeze()
 	kv := e.trellis(p)
