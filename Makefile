@@ -1,5 +1,5 @@
 # Everything that CI does has a target here; CI calls only these.
-.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-darwinkit darwin darwincheck metallib bench clean
+.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-metal-san conformance-darwinkit darwin darwincheck metallib bench clean
 
 all: vet test
 
@@ -47,6 +47,16 @@ msl-check:
 # conformance-metal runs the Metal backend and its driver over hostmetal.
 conformance-metal: hostmetal
 	REQUIRE_BACKENDS=metal go test -count=1 -tags metal,hostmetal ./codec/metal/...
+
+# conformance-metal-san runs a shorter form over hostmetal built with AddressSanitizer and with UBSan.
+SANITIZED = ASAN_OPTIONS=detect_leaks=0 REQUIRE_BACKENDS=metal go test -count=1 -short -tags metal,hostmetal \
+	-run 'TestEveryKernel|TestFaults|TestOwned|TestConformance$$' ./codec/metal
+conformance-metal-san:
+	$(MAKE) -C conformance/hostmetal SAN=ubsan
+	TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-ubsan/libhostmetal.so $(SANITIZED)
+	$(MAKE) -C conformance/hostmetal SAN=asan
+	TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-asan/libhostmetal.so $(SANITIZED) \
+		-exec "env LD_PRELOAD=$$(clang-19 -print-file-name=libclang_rt.asan-x86_64.so)"
 
 # conformance-darwinkit does the same through darwinkit, built over hostmetal with its own compiler.
 conformance-darwinkit: hostmetal
