@@ -53,7 +53,7 @@ func Run(t *testing.T, name string, open func() (codec.Backend, error)) {
 	for _, n := range r.Ops {
 		t.Logf("%s: %d cases, %d failed, %d declined", n.Op, n.Cases, n.Failed, n.Declined)
 	}
-	t.Logf("%s form, %d cases, reference %s", r.Form, r.Cases, r.Reference)
+	t.Logf("%s: %s form, %d cases, reference %s", name, r.Form, r.Cases, r.Reference)
 	for _, f := range r.Failures {
 		t.Error(f)
 	}
