@@ -1,5 +1,5 @@
 # Everything that CI does has a target here; CI calls only these.
-.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-metal-san conformance-darwinkit darwin darwincheck metallib bench clean
+.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-metal-san conformance-darwinkit conformance-darwinkit-arm64 darwin darwincheck metallib bench clean
 
 all: vet test
 
@@ -58,10 +58,21 @@ conformance-metal-san:
 	TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-asan/libhostmetal.so $(SANITIZED) \
 		-exec "env LD_PRELOAD=$$(clang-19 -print-file-name=libclang_rt.asan-x86_64.so)"
 
-# conformance-darwinkit does the same through darwinkit, built over hostmetal with its own compiler.
+# conformance-darwinkit does the same, the suite in short form, through darwinkit: built over
+# hostmetal with its own compiler.
+DARWINKIT := CGO_ENABLED=1 CC=$(CURDIR)/conformance/hostmetal/darwinkit/cc REQUIRE_BACKENDS=metal go test -count=1 \
+	-tags metal,hostmetal,darwinkit
 conformance-darwinkit: hostmetal
-	CGO_ENABLED=1 CC=$(CURDIR)/conformance/hostmetal/darwinkit/cc REQUIRE_BACKENDS=metal \
-		go test -count=1 -tags metal,hostmetal,darwinkit ./codec/metal/...
+	$(DARWINKIT) ./codec/metal/gpu/...
+	$(DARWINKIT) -short ./codec/metal
+
+# conformance-darwinkit-arm64 runs the drivers' tests and the suite for arm64 under qemu-user.
+conformance-darwinkit-arm64:
+	$(MAKE) -C conformance/hostmetal arm64
+	GOARCH=arm64 $(DARWINKIT) -short -exec 'qemu-aarch64-static -E GODEBUG=clobberfree=1 -L $(CURDIR)/build/arm64-root' \
+		./codec/metal/gpu/driver ./codec/metal/gpu/mtl
+	GOARCH=arm64 $(DARWINKIT) -short -exec 'qemu-aarch64-static -L $(CURDIR)/build/arm64-root' \
+		-run 'Conformance' ./codec/metal
 
 # darwin vets and links every package for a Mac, without cgo.
 darwin:

@@ -12,7 +12,8 @@ apt() {
 		-o Dir::State="$root/apt" -o Dir::State::status="$root/apt/status" -o Dir::Cache="$root/apt/cache" "$@"
 }
 apt update
-apt -y -d --no-install-recommends install libgnustep-base1.28 libobjc-12-dev libstdc++-12-dev libc6-dev
+apt -y -d --no-install-recommends install libgnustep-base1.28 libobjc-12-dev libstdc++-12-dev libc6-dev \
+	libblocksruntime-dev libffi-dev # for darwinkit
 for deb in "$root"/apt/cache/archives/*.deb; do
 	dpkg -x "$deb" "$root"
 done
