@@ -3,10 +3,12 @@
 package metal
 
 import (
+	"encoding/json"
 	"errors"
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -358,4 +360,66 @@ var planMutations = []struct {
 	}}, "keys"},
 	{"buffers of half the size", saboteur{size: func(n int) int { return max(n/2, 2048+256) }}, "values"},
 	{"*releases forgotten", saboteur{keep: true}, "pack"},
+}
+
+// goMutations are mistakes in copies of the Go sources, each with the tests that
+// have to fail, TestMutant without a mutation of its own for NONE.
+var goMutations = []struct{ name, file, old, new, run string }{
+	{"an object released twice", "gpu/device/object.go", "mtl.Pool(d.s, o.metal.Release)", "mtl.Pool(d.s, func() { o.metal.Release(); o.metal.Release() })", "NONE"},
+	{"an object not released", "gpu/device/object.go", "mtl.Pool(d.s, o.metal.Release)", "mtl.Pool(d.s, func() {})", "NONE"},
+	{"buffers not given back", "job.go", "j.b.pool.put(buf)", "_ = buf", "NONE"},
+	{"buffers given back twice", "job.go", "j.b.pool.put(buf)", "j.b.pool.put(buf)\n\t\tj.b.pool.put(buf)", "TestEveryKernel"},
+	{"rows of a byte less", "rows.go", "j.buffer(n * o.dim * o.size)", "j.buffer(n*o.dim*o.size - 1)", "NONE"},
+	{"views exchanged", "kv.go", "X: v[0], Codes: v[1], Scales: v[2], Zeros: v[3]", "X: v[0], Codes: v[2], Scales: v[1], Zeros: v[3]", "TestVectorKV"},
+	{"n1 for n2", "kv.go", "N1: uint32(pl.n1), N2: uint32(pl.n2)", "N1: uint32(pl.n2), N2: uint32(pl.n1)", "TestEveryKernel"},
+	{"last slab reported", "errors.go", "*to == none && w", "w", "TestStatus"},
+	{"status not cleared", "job.go", "clearStatus(buf.Bytes())", "_ = buf", "TestStatus"},
+	{"gaps copied over", "rows.go", "if o.stride[i] > reach+1 {", "if false {", "TestConformance$"},
+	{"wide without looking", "kv.go", "if v.S3 == 1 && (v.Base|v.S0|v.S1|v.S2)&3 == 0 {", "if v.S3 == 1 {", "TestEveryKernel|TestConformanceOwned"},
+	{"canary not asked", "metal.go", "return shaders.CheckCanary(out.Bytes()[:shaders.CanaryLen])", "return false, nil", "TestBadDevices"},
+}
+
+// With TURBOTRELLIS_LONG, each mistake in a copy of the Go sources makes a test
+// fail.
+func TestGoMutations(t *testing.T) {
+	start(t, Options{}).Close()
+	if !long() {
+		t.Skip("builds the package for each mistake: set TURBOTRELLIS_LONG")
+	}
+	for _, m := range goMutations {
+		path, err := filepath.Abs(m.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(source), m.old) {
+			t.Errorf("%s: %s no longer has %q", m.name, m.file, m.old)
+			continue
+		}
+		dir := t.TempDir()
+		mutated, overlay := filepath.Join(dir, "mutated.go"), filepath.Join(dir, "overlay.json")
+		replace, err := json.Marshal(map[string]map[string]string{"Replace": {path: mutated}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(os.WriteFile(mutated, []byte(strings.ReplaceAll(string(source), m.old, m.new)), 0o644), os.WriteFile(overlay, replace, 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+		exe := filepath.Join(dir, "mutant.test")
+		if out, err := exec.Command("go", "test", "-c", "-o", exe, "-tags", "metal,hostmetal", "-overlay", overlay, ".").CombinedOutput(); err != nil {
+			t.Errorf("%s does not build: %s", m.name, out)
+			continue
+		}
+		cmd := exec.Command(exe, "-test.short", "-test.v", "-test.timeout=120s", "-test.run="+strings.ReplaceAll(m.run, "NONE", "^TestMutant$"))
+		cmd.Env = append(os.Environ(), "TURBOTRELLIS_LONG=", "REQUIRE_BACKENDS=metal", mutantVariable+"=none: keys")
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			t.Errorf("%s: not caught", m.name)
+		}
+		t.Logf("%s: %s", m.name, complaint(string(out)))
+	}
 }
