@@ -34,6 +34,7 @@ type mutant struct {
 	input     func(x codec.Tensor) // before any encoder
 	errs      func(error) error
 	decline   func(p codec.KVParams) bool
+	miss      func(centroid, s, y float32) float32 // the error of one element in the search
 	calls     int
 	unstable  bool
 	reencodes bool
@@ -64,7 +65,7 @@ func (k *mutantKV) refEncode(values bool, dst *packed, x codec.Tensor) error {
 	if k.m.errs != nil {
 		err = k.m.errs(err)
 	}
-	if err != nil || !k.m.reencodes || values && k.Params().Scale == codec.Search {
+	if err != nil || !k.m.reencodes || values && k.Params().Scale == codec.Search && k.m.miss == nil {
 		return err
 	}
 	p := k.Params()
@@ -158,11 +159,33 @@ func (k *mutantKV) encodeValues(index []byte, x []float32, scales []byte) {
 	}
 	for g := 0; g < len(x); g += p.Group {
 		scale := f32.Sqrt(flushed(k.m.sum(x[g:g+p.Group]) * (1 / float32(p.Group))))
+		if p.Scale == codec.Search {
+			scale = k.search(scale, x[g:g+p.Group], table)
+		}
 		for i, v := range x[g : g+p.Group] {
 			index[g+i] = byte(k.m.level(table, v/(scale+eps)))
 		}
 		p.ScaleType.Store(scales[g/p.Group*p.ScaleType.Size():], scale)
 	}
+}
+
+func (k *mutantKV) search(rms float32, y []float32, table *lloydmax.Table) float32 {
+	best, least, found := rms, float32(0), false
+	q := make([]float32, len(y))
+	for _, step := range []float32{16, 15, 17, 14, 18, 13, 19, 12, 20} {
+		s := k.Params().ScaleType.Round(rms * (step / 16))
+		if !f32.IsFinite(s) {
+			continue
+		}
+		for i, v := range y {
+			e := k.m.miss(table.Centroid(k.m.level(table, v/(s+eps))), s, v)
+			q[i] = flushed(e * e)
+		}
+		if sum := f32.TreeSum(q); !found || sum < least {
+			best, least, found = s, sum, true
+		}
+	}
+	return best
 }
 
 func (k *mutantKV) encode(values bool, dst *packed, x codec.Tensor) error {
@@ -369,6 +392,9 @@ func TestBroken(t *testing.T) {
 		{"round half away", "EncodeKeys", func(m *mutant) { m.rint = halfAway }, []Stage{Index}},
 		{"round half away, zero points", "EncodeKeys", func(m *mutant) { m.rintZero = halfAway }, []Stage{Zero}},
 		{"fused multiply-add, sum of squares", "rule=rms", func(m *mutant) { m.sum = fusedSquares }, []Stage{Scale}},
+		{"fused multiply-add, searched scale", "rule=search", func(m *mutant) {
+			m.miss = func(c, s, y float32) float32 { return f32.FMA(c, s, -y) }
+		}, []Stage{Scale}},
 		{"fused multiply-add, keys", "DecodeKeys", func(m *mutant) {
 			m.dequant = func(i, zero, scale float32) float32 { return f32.FMA(i, scale, float32(zero*scale)) }
 		}, []Stage{Dequantize}},
@@ -503,8 +529,10 @@ func TestBroken(t *testing.T) {
 // The rewritten encoders are right where they are meant to be, so the faults
 // above are the only ones.
 func TestRewritten(t *testing.T) {
-	for _, filter := range []string{"EncodeKeys", "rule=rms"} {
-		if r := Run(rewritten(), plainly(filter)); r.Err() != nil {
+	for _, filter := range []string{"EncodeKeys", "rule=rms", "rule=search"} {
+		m := rewritten()
+		m.miss = func(c, s, y float32) float32 { return float32(c*s) - y }
+		if r := Run(m, plainly(filter)); r.Err() != nil {
 			t.Error(r.Err())
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/lloydmax"
@@ -197,6 +198,7 @@ var kinds = []data{
 	{name: "zero-ties", only: func(in *input) bool { return keysOnly(in) && wideOnly(in) }, fill: zeroTies},
 	{name: "boundary-ties", only: func(in *input) bool { return valuesOnly(in) && wideOnly(in) && in.params.Scale == codec.RMS }, fill: boundaryTies},
 	{name: "scale-ties", only: wideOnly, fill: scaleTies},
+	{name: "search-ties", only: func(in *input) bool { return valuesOnly(in) && wideOnly(in) && in.params.Scale == codec.Search }, fill: searchTies},
 	// Not finite: an error that names the first.
 	{name: "nan", fill: bad(float32(math.NaN()), 1, 2)},
 	{name: "inf", fill: bad(float32(math.Inf(1)), 0, 1)},
@@ -482,5 +484,50 @@ func scaleTies(x []float32, in *input) {
 	}
 	for i := 0; i < len(x); i += in.d {
 		r.Inverse(x[i : i+in.d])
+	}
+}
+
+// searchTies fills rows in which two searched scales have almost the same error:
+// one element a last place further, and the other scale is chosen for the first
+// group. It bisects an element between two numbers that give different choices.
+func searchTies(x []float32, in *input) {
+	kv, err := ref.NewKV(in.params)
+	if err != nil {
+		panic(err)
+	}
+	for r := 0; r < len(x); r += in.d {
+		row := x[r : r+in.d]
+		// choice returns the multiple of the rms that is stored, in sixteenths.
+		choice := func() float32 {
+			st, err := kv.ValueStages(row)
+			if err != nil {
+				panic(err)
+			}
+			return f32.Rint(st.Scale[0] / rms(st.Rotated[:in.params.Group]) * 16)
+		}
+		for {
+			for i := range row {
+				row[i] = in.s.normal()
+			}
+			j := in.s.intn(in.d)
+			lo, hi := math.Float32bits(0.25), math.Float32bits(4)
+			at := func(b uint32) float32 {
+				row[j] = math.Float32frombits(b)
+				return choice()
+			}
+			first := at(lo)
+			if at(hi) == first {
+				continue
+			}
+			for hi-lo > 1 {
+				if mid := (lo + hi) / 2; at(mid) == first {
+					lo = mid
+				} else {
+					hi = mid
+				}
+			}
+			row[j] = math.Float32frombits([2]uint32{lo, hi}[in.s.intn(2)])
+			break
+		}
 	}
 }
