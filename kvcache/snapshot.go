@@ -16,6 +16,7 @@ import (
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
+	"github.com/turbotrellis/turbotrellis/internal/strictjson"
 )
 
 // Errors that Open and Encode wrap, beside codec's and those of reading and
@@ -97,13 +98,8 @@ func Open(r io.ReaderAt, size int64) (*Snapshot, error) {
 		return nil, fmt.Errorf("kvcache: %w %q: this program reads %q", ErrVersion, meta[versionKey], version)
 	}
 	s := &Snapshot{file: f}
-	dec := json.NewDecoder(strings.NewReader(meta[kvKey]))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&s.desc); err != nil {
+	if err := strictjson.Unmarshal([]byte(meta[kvKey]), &s.desc); err != nil {
 		return nil, malformed("metadata %s: %v", kvKey, err)
-	}
-	if _, err := dec.Token(); err != io.EOF {
-		return nil, malformed("metadata %s: more than one JSON value", kvKey)
 	}
 	if err := s.check(); err != nil {
 		return nil, err

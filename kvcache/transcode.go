@@ -51,7 +51,7 @@ type EncodeOptions struct {
 	KeyNames, ValueNames *regexp.Regexp
 
 	Skip     LayerSet                // layers to keep as they are
-	Progress func(done, total int64) // called with bytes of the source, if not nil
+	Progress func(done, total int64) // called with bytes of the source, first with none done, if not nil
 }
 
 // Encode reads the safetensors file in the first size bytes of src and writes
@@ -119,6 +119,7 @@ func Encode(dst io.WriterAt, src io.ReaderAt, size int64, o EncodeOptions) (Summ
 		return Summary{}, err
 	}
 	p := &progress{report: o.Progress, total: total}
+	p.add(0)
 	for i, l := range d.Layers {
 		if err := encodePart(w, f, codecs[i], l.Keys, true, p); err != nil {
 			return Summary{}, err
@@ -217,7 +218,7 @@ type DecodeOptions struct {
 	Backend  codec.Backend           // required
 	DType    codec.DType             // of restored tensors; 0 means that of the tensor that was packed
 	Layers   LayerSet                // layers to restore; nil means every layer and every raw tensor
-	Progress func(done, total int64) // called with bytes of the result, if not nil
+	Progress func(done, total int64) // called with bytes of the result, first with none done, if not nil
 }
 
 // Decode writes the tensors of the snapshot to dst, a safetensors file, under
@@ -267,6 +268,7 @@ func (s *Snapshot) Decode(dst io.WriterAt, o DecodeOptions) (Summary, error) {
 	for _, in := range w.Tensors() {
 		p.total += in.Size
 	}
+	p.add(0)
 	for j, i := range layers {
 		l := s.desc.Layers[i]
 		if err := s.decodePart(w, codecs[j], l.Keys, true, o.DType, p); err != nil {

@@ -14,12 +14,11 @@
 package artifact
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 
+	"github.com/turbotrellis/turbotrellis/internal/strictjson"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
@@ -80,13 +79,8 @@ func isTrellis(raw []byte) bool {
 // parseEntry reads an entry. It refuses what it does not know.
 func parseEntry(raw []byte) (p trellis.Params, axis int, err error) {
 	var e entry
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&e); err != nil {
+	if err := strictjson.Unmarshal(raw, &e); err != nil {
 		return p, 0, fmt.Errorf("%w: %w", ErrEntry, err)
-	}
-	if _, err := dec.Token(); err != io.EOF {
-		return p, 0, fmt.Errorf("%w: more than one JSON value", ErrEntry)
 	}
 	switch {
 	case e.Mode != mode:

@@ -132,9 +132,13 @@ func (p *Plan) make() error {
 
 // unquantized refuses a model that says that it is quantised.
 func (m *Model) unquantized() error {
+	keys := []string{quantizationKey, "quantization_config"}
 	if !m.dir {
-		if _, ok := m.files[0].Metadata()[quantizationKey]; ok {
-			return fmt.Errorf("%w: the metadata of %s has %q", ErrQuantized, m.path, quantizationKey)
+		meta := m.files[0].Metadata()
+		for _, key := range keys {
+			if _, ok := meta[key]; ok {
+				return fmt.Errorf("%w: the metadata of %s has %q", ErrQuantized, m.path, key)
+			}
 		}
 		return nil
 	}
@@ -142,7 +146,7 @@ func (m *Model) unquantized() error {
 	if err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrModel, configName, err)
 	}
-	for _, key := range []string{quantizationKey, "quantization_config"} {
+	for _, key := range keys {
 		if o.find(key) != nil {
 			return fmt.Errorf("%w: %s has %q", ErrQuantized, configName, key)
 		}

@@ -68,6 +68,11 @@ func parseObject(text []byte) (*object, error) {
 	return o, nil
 }
 
+// isObject reports whether text is a JSON object, duplicate keys or not.
+func isObject(text []byte) bool {
+	return json.Valid(text) && bytes.HasPrefix(bytes.TrimLeft(text, blanks), []byte("{"))
+}
+
 func unexpectedEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

@@ -269,7 +269,7 @@ func (m *Model) readEntries() error {
 		return err
 	}
 	o, err := parseObject(q)
-	if err != nil && !m.dir {
+	if err != nil && !m.dir && !isObject(q) {
 		return nil // some other program's word for something else
 	}
 	if err != nil {

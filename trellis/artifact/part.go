@@ -1,10 +1,8 @@
 package artifact
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
+	"github.com/turbotrellis/turbotrellis/internal/strictjson"
 )
 
 // A part of an encoding is a directory that holds the files of the whole with
@@ -236,9 +235,7 @@ func readManifest(dir string) (manifest, error) {
 	if err != nil {
 		return m, err
 	}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&m); err != nil {
+	if err := strictjson.Unmarshal(text, &m); err != nil {
 		return m, fmt.Errorf("%w: %s: %w", ErrParts, filepath.Join(dir, partName), err)
 	}
 	if m.Format != partFormat || m.Parts < 1 || m.Parts > maxParts || m.Part < 1 || m.Part > m.Parts {
