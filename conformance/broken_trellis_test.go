@@ -192,22 +192,22 @@ func TestBrokenTrellis(t *testing.T) {
 		mutant mutantTrellis
 		want   []Stage
 	}{
-		{"none", "Encode", mutantTrellis{emission: plainEmission, later: largest}, nil},
+		{"none", "Encode(L=7", mutantTrellis{emission: plainEmission, later: largest}, nil},
 		{"fused multiply-add", "EncodeBlocks", mutantTrellis{later: largest, emission: func(x, f float32) float32 {
 			return f32.FMA(2*x, f, -float32(f*f))
 		}}, []Stage{States}},
-		{"wrong tie", "Encode", mutantTrellis{emission: plainEmission, later: func(best, g float32) bool { return g > best }}, []Stage{States}},
-		{"swapped nibbles", "Encode", mutantTrellis{encoded: func(m *trellis.Matrix) {
+		{"wrong tie", "EncodeBlocks", mutantTrellis{emission: plainEmission, later: func(best, g float32) bool { return g > best }}, []Stage{States}},
+		{"swapped nibbles", "Encode(L=7", mutantTrellis{encoded: func(m *trellis.Matrix) {
 			for i, w := range m.Codes {
 				m.Codes[i] = w&0x0f0f0f0f<<4 | w>>4&0x0f0f0f0f
 			}
 		}}, []Stage{Pack}},
-		{"big-endian words", "Encode", mutantTrellis{encoded: func(m *trellis.Matrix) {
+		{"big-endian words", "Encode(L=7", mutantTrellis{encoded: func(m *trellis.Matrix) {
 			for i, w := range m.Codes {
 				m.Codes[i] = bits.ReverseBytes32(w)
 			}
 		}}, []Stage{Pack}},
-		{"scale rounded up", "Encode", mutantTrellis{scale: func(s uint16) uint16 { return s + 1 }}, []Stage{Scale}},
+		{"scale rounded up", "Encode(L=7", mutantTrellis{scale: func(s uint16) uint16 { return s + 1 }}, []Stage{Scale}},
 		{"dropped tail", "DecodeMatrix", mutantTrellis{decoded: func(dst codec.Tensor, before []byte) {
 			eachElement(dst, func(i, at int) {
 				if i >= dst.Len()-3 {
@@ -215,12 +215,12 @@ func TestBrokenTrellis(t *testing.T) {
 				}
 			})
 		}}, []Stage{Store}},
-		{"stale word past the end", "Encode", mutantTrellis{encoded: func(m *trellis.Matrix) {
+		{"stale word past the end", "Encode(L=7", mutantTrellis{encoded: func(m *trellis.Matrix) {
 			if n := len(m.Codes); cap(m.Codes) > n {
 				m.Codes[:n+1][n]++
 			}
 		}}, []Stage{Bounds}},
-		{"off-by-one stride", "Encode", mutantTrellis{load: func(x codec.Tensor) codec.Tensor {
+		{"off-by-one stride", "Encode(L=7", mutantTrellis{load: func(x codec.Tensor) codec.Tensor {
 			if x.Validate("") == nil && len(x.Stride) == 2 && x.Stride[0] > 1 {
 				x.Stride = []int{x.Stride[0] - 1, x.Stride[1]}
 			}

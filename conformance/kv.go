@@ -261,7 +261,7 @@ type probed struct {
 
 // probe encodes rows of ordinary elements with the case's parameters.
 func (c *encodeCase) probe(e *env) probed {
-	plain := encodeCase{name: "probe", params: c.params, values: c.values, dtype: codec.F32, layout: layoutNamed("many"), data: normalData}
+	plain := encodeCase{name: "probe", params: c.params, values: c.values, dtype: codec.F32, layout: layoutNamed("heads"), data: normalData}
 	in, _ := plain.tensor()
 	p := probed{x: dense(in)}
 	if encode(e.refKV(c.params), c.values, &p.want, p.x) != nil || encode(e.kv(c.params), c.values, &p.got, p.x) != nil || len(p.got.codes) != len(p.want.codes) {
