@@ -1,5 +1,5 @@
 # Everything that CI does has a target here; CI calls only these.
-.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-metal-san conformance-darwinkit conformance-darwinkit-arm64 darwin darwincheck metallib bench clean
+.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-metal-san conformance-darwinkit hostmetal-arm64 drivers-arm64 conformance-darwinkit-arm64 darwin darwincheck metallib bench clean
 
 all: vet test
 
@@ -66,13 +66,18 @@ conformance-darwinkit: hostmetal
 	$(DARWINKIT) ./codec/metal/gpu/...
 	$(DARWINKIT) -short ./codec/metal
 
-# conformance-darwinkit-arm64 runs the drivers' tests and the suite for arm64 under qemu-user.
-conformance-darwinkit-arm64:
+# drivers-arm64 runs the tests of both drivers, and conformance-darwinkit-arm64 the suite in short
+# form, for arm64 under qemu-user.
+HOSTMETAL_ARM64 := GOARCH=arm64 TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-arm64/libhostmetal.so
+QEMU_ARM64 := qemu-aarch64-static -L $(CURDIR)/build/arm64-root
+hostmetal-arm64:
 	$(MAKE) -C conformance/hostmetal arm64
-	GOARCH=arm64 $(DARWINKIT) -short -exec 'qemu-aarch64-static -E GODEBUG=clobberfree=1 -L $(CURDIR)/build/arm64-root' \
-		./codec/metal/gpu/driver ./codec/metal/gpu/mtl
-	GOARCH=arm64 $(DARWINKIT) -short -exec 'qemu-aarch64-static -L $(CURDIR)/build/arm64-root' \
-		-run 'Conformance' ./codec/metal
+drivers-arm64: hostmetal-arm64
+	$(HOSTMETAL_ARM64) CGO_ENABLED=0 REQUIRE_BACKENDS=metal go test -count=1 -short -tags metal,hostmetal \
+		-exec '$(QEMU_ARM64)' ./codec/metal/gpu/driver ./codec/metal/gpu/mtl
+	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -exec '$(QEMU_ARM64) -E GODEBUG=clobberfree=1' ./codec/metal/gpu/driver
+conformance-darwinkit-arm64: hostmetal-arm64
+	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -timeout 30m -exec '$(QEMU_ARM64)' -run Conformance ./codec/metal
 
 # darwin vets and links every package for a Mac, without cgo.
 darwin:
