@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -93,6 +94,14 @@ func writeTo(cmd *cobra.Command, path string, force bool, write func(io.WriterAt
 		return err
 	}
 	return existing(f.Commit())
+}
+
+// noStreams refuses "-" where standard streams cannot serve.
+func noStreams(paths ...string) error {
+	if slices.Contains(paths, "-") {
+		return usagef("standard streams cannot be used here; ./- is a file called -")
+	}
+	return nil
 }
 
 // whileRunning is a writer that fails once a context is done.

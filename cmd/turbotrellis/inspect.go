@@ -9,7 +9,9 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -171,13 +173,22 @@ func tensorOf(in safetensors.Info) inspectedTensor {
 	return inspectedTensor{in.Name, string(in.DType), in.Shape, in.Size}
 }
 
+// printable quotes text from a file that would move a terminal's cursor, or do
+// worse.
+func printable(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
 func (r *inspection) print(w io.Writer) error {
 	fmt.Fprintf(w, "%s, %s\n", r.Format, bytesText(r.Bytes))
 	for _, k := range slices.Sorted(maps.Keys(r.Metadata)) {
 		if k == "quantization" && len(r.Matrices) > 0 {
 			continue // the table below says it
 		}
-		fmt.Fprintf(w, "metadata %s: %s\n", k, r.Metadata[k])
+		fmt.Fprintf(w, "metadata %s: %s\n", printable(k), printable(r.Metadata[k]))
 	}
 	if r.KV != nil {
 		fmt.Fprintf(w, "group %d, scales %s, policy %s, scale rule %s\n", r.KV.Group, r.KV.ScaleType, r.KV.Policy, r.KV.Scale)
@@ -188,8 +199,8 @@ func (r *inspection) print(w io.Writer) error {
 			if l.Keys.Signed {
 				sign = "s"
 			}
-			fmt.Fprintf(t, "%s\t%s\t%v\t%s%d\t%.2f\n", l.Keys.Name, l.Keys.DType, l.Keys.Shape, sign, l.Keys.Bits, l.KeyBits)
-			fmt.Fprintf(t, "%s\t%s\t%v\t%d\t%.2f\n", l.Values.Name, l.Values.DType, l.Values.Shape, l.Values.Bits, l.ValueBits)
+			fmt.Fprintf(t, "%s\t%s\t%v\t%s%d\t%.2f\n", printable(l.Keys.Name), l.Keys.DType, l.Keys.Shape, sign, l.Keys.Bits, l.KeyBits)
+			fmt.Fprintf(t, "%s\t%s\t%v\t%d\t%.2f\n", printable(l.Values.Name), l.Values.DType, l.Values.Shape, l.Values.Bits, l.ValueBits)
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -203,7 +214,7 @@ func (r *inspection) print(w io.Writer) error {
 			if x.Interleaved {
 				axis += " interleaved"
 			}
-			fmt.Fprintf(t, "%s\t%v\t%d\t%d\t%d\t%s\t%s\t%.3f\t%s\n", x.Name, x.Shape, x.K, x.L, x.Block, x.Code, axis, x.PerWeight, bytesText(x.Bytes))
+			fmt.Fprintf(t, "%s\t%v\t%d\t%d\t%d\t%s\t%s\t%.3f\t%s\n", printable(x.Name), x.Shape, x.K, x.L, x.Block, x.Code, axis, x.PerWeight, bytesText(x.Bytes))
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -215,7 +226,7 @@ func (r *inspection) print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "TENSOR\tDTYPE\tSHAPE\tSIZE")
 	for _, in := range r.Tensors {
-		fmt.Fprintf(t, "%s\t%s\t%v\t%s\n", in.Name, in.DType, in.Shape, bytesText(in.Bytes))
+		fmt.Fprintf(t, "%s\t%s\t%v\t%s\n", printable(in.Name), in.DType, in.Shape, bytesText(in.Bytes))
 	}
 	return t.Flush()
 }

@@ -19,19 +19,18 @@ type bar struct {
 // update is a progress callback.
 func (b *bar) update(done, total int64) {
 	if b.bar == nil {
-		units := progressbar.OptionShowBytes(true)
+		units := []progressbar.Option{progressbar.OptionShowBytes(true)}
 		if b.unit != "" {
-			units = progressbar.OptionSetItsString(b.unit)
+			units = []progressbar.Option{progressbar.OptionShowIts(), progressbar.OptionSetItsString(b.unit)}
 		}
-		b.bar = progressbar.NewOptions64(total,
+		b.bar = progressbar.NewOptions64(total, append(units,
 			progressbar.OptionSetWriter(os.Stderr),
 			progressbar.OptionSetVisibility(term.IsTerminal(int(os.Stderr.Fd()))),
 			progressbar.OptionSetDescription(b.what),
-			progressbar.OptionShowIts(),
-			units,
 			progressbar.OptionSetPredictTime(true),
 			progressbar.OptionThrottle(100*time.Millisecond),
-			progressbar.OptionClearOnFinish())
+			progressbar.OptionClearOnFinish())...)
+		b.bar.RenderBlank() // time begins here, not when it is drawn next
 	}
 	b.bar.Set64(done) // a failure to draw is none of the work
 }

@@ -89,6 +89,9 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := noStreams(args...); err != nil {
+			return err
+		}
 		o, err := trellisOptions(tensors, k, block, code, axis, policy, scale, shard)
 		if err != nil {
 			return err
@@ -216,7 +219,7 @@ func printPlan(w io.Writer, p *artifact.Plan, asJSON bool) error {
 			hessian = "yes"
 		}
 		fmt.Fprintf(t, "%s\t%v\t%s\t%d\t%d\t%s\t%.3f\t%s\t%s\t%s\n",
-			x.Name, x.Shape, x.DType, x.Bits, x.Axis, hessian, x.PerWeight, bytesText(x.SourceBytes), bytesText(x.Bytes), part)
+			printable(x.Name), x.Shape, x.DType, x.Bits, x.Axis, hessian, x.PerWeight, bytesText(x.SourceBytes), bytesText(x.Bytes), part)
 		weights, source, coded = weights+x.Weights(), source+x.SourceBytes, coded+x.Bytes
 	}
 	if err := t.Flush(); err != nil {
@@ -225,11 +228,11 @@ func printPlan(w io.Writer, p *artifact.Plan, asJSON bool) error {
 	fmt.Fprintf(w, "%d matrices of %d weights: %s from %s, %.3f bits a weight\n",
 		len(p.Tensors), weights, bytesText(coded), bytesText(source), 8*float64(coded)/float64(max(1, weights)))
 	if len(p.Passed) > 0 {
-		fmt.Fprintf(w, "matched, but copied since no matrices called <base>.weight: %s\n", strings.Join(p.Passed, ", "))
+		fmt.Fprintf(w, "matched, but copied since no matrices called <base>.weight: %s\n", printable(strings.Join(p.Passed, ", ")))
 	}
 	fmt.Fprintf(w, "copied: %d tensors\n", p.Copied)
 	if len(p.Files) > 0 {
-		fmt.Fprintf(w, "copied: %s\n", strings.Join(p.Files, ", "))
+		fmt.Fprintf(w, "copied: %s\n", printable(strings.Join(p.Files, ", ")))
 	}
 	return nil
 }
@@ -253,6 +256,9 @@ file, under the names that they had. OUT becomes what IN is.`,
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := noStreams(args...); err != nil {
+			return err
+		}
 		d, err := codec.ParseDType(dtype)
 		if err != nil {
 			return usagef("--dtype: %w", err)
@@ -300,6 +306,9 @@ bytes that one run writes.`,
 	cmd.Flags().BoolVar(&force, "force", false, "replace OUT if it exists")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := noStreams(args...); err != nil {
+			return err
+		}
 		out := args[len(args)-1]
 		bar := &weightBar{w: cmd.ErrOrStderr()}
 		defer bar.done()

@@ -25,7 +25,7 @@ func (b *weightBar) update(p artifact.Progress) {
 	}
 	if t := p.Finished; t != nil && p.Stage == artifact.Coding {
 		b.bar.clear()
-		fmt.Fprintf(b.w, "%s: k=%d, error %.5f%s\n", t.Name, t.Bits, t.Error, feedbackText(*t))
+		fmt.Fprintf(b.w, "%s: k=%d, error %.5f%s\n", printable(t.Name), t.Bits, t.Error, feedbackText(*t))
 	}
 	b.bar.update(p.Done, p.Total)
 }

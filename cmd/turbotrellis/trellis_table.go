@@ -111,13 +111,16 @@ func tableCases(ks []int, blocks int) []tableCase {
 }
 
 // distortionTable measures the table. step is called with the states visited,
-// in all and of all, after each line, and may end the measurement.
+// in all and of all, at the start and after each line, and may end the measurement.
 func distortionTable(ks []int, blocks int, step func(done, total int64) error) ([]tableRow, error) {
 	cases := tableCases(ks, blocks)
 	var done, total int64
 	cost := func(c tableCase) int64 { return int64(c.blocks*c.p.T) << c.p.L }
 	for _, c := range cases {
 		total += cost(c)
+	}
+	if err := step(0, total); err != nil {
+		return nil, err
 	}
 	rows := []tableRow{}
 	for _, c := range cases {
