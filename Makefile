@@ -1,5 +1,5 @@
 # Everything that CI does has a target here; CI calls only these.
-.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-metal-san conformance-darwinkit hostmetal-arm64 drivers-arm64 conformance-darwinkit-arm64 darwin darwincheck metallib bench clean
+.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-metal-san conformance-metal-arm64 conformance-darwinkit hostmetal-arm64 drivers-arm64 conformance-darwinkit-arm64 darwin darwincheck metallib bench clean
 
 all: vet test
 
@@ -66,8 +66,8 @@ conformance-darwinkit: hostmetal
 	$(DARWINKIT) ./codec/metal/gpu/...
 	$(DARWINKIT) -short ./codec/metal
 
-# drivers-arm64 runs the tests of both drivers, and conformance-darwinkit-arm64 the suite in short
-# form, for arm64 under qemu-user.
+# drivers-arm64 runs the tests of both drivers, and conformance-metal-arm64 and
+# conformance-darwinkit-arm64 the suite in short form, for arm64 under qemu-user.
 HOSTMETAL_ARM64 := GOARCH=arm64 TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-arm64/libhostmetal.so
 QEMU_ARM64 := qemu-aarch64-static -L $(CURDIR)/build/arm64-root
 hostmetal-arm64:
@@ -76,6 +76,9 @@ drivers-arm64: hostmetal-arm64
 	$(HOSTMETAL_ARM64) CGO_ENABLED=0 REQUIRE_BACKENDS=metal go test -count=1 -short -tags metal,hostmetal \
 		-exec '$(QEMU_ARM64)' ./codec/metal/gpu/driver ./codec/metal/gpu/mtl
 	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -exec '$(QEMU_ARM64) -E GODEBUG=clobberfree=1' ./codec/metal/gpu/driver
+conformance-metal-arm64: hostmetal-arm64
+	$(HOSTMETAL_ARM64) CGO_ENABLED=0 REQUIRE_BACKENDS=metal go test -count=1 -short -timeout 30m -tags metal,hostmetal \
+		-exec '$(QEMU_ARM64)' -run 'TestBadDevices|TestEveryKernel|TestFaults|TestConformance$$' ./codec/metal
 conformance-darwinkit-arm64: hostmetal-arm64
 	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -timeout 30m -exec '$(QEMU_ARM64)' -run Conformance ./codec/metal
 
