@@ -4,11 +4,11 @@
 //
 // # The contract
 //
-// A backend may be slow (codec/ref), fast (codec/cpu) or a GPU (codec/metal);
-// it may not differ by one bit. For the same parameters and the same input
-// every backend writes the same bytes, on every platform, and returns an error
-// of the same class naming the same tensor and index. The one thing left open
-// is the payload of a NaN. The arithmetic is docs/numerics.md; the bytes are
+// A backend may be plain and slow (codec/ref) or a GPU (codec/metal); it may
+// not differ by one bit. For the same parameters and the same input every
+// backend writes the same bytes, on every platform, and returns an error of the
+// same class naming the same tensor and index. The one thing left open is the
+// payload of a NaN. The arithmetic is docs/numerics.md; the bytes are
 // docs/format.md.
 //
 // # Words
@@ -34,6 +34,5 @@
 //	err = kv.EncodeKeys(&k, keys) // keys: a codec.Tensor of shape [..., 128]
 //	err = kv.DecodeKeys(out, k)
 //
-// Importing codec, codec/ref or codec/cpu brings in the standard library and
-// nothing else.
+// Importing codec or codec/ref brings in the standard library and nothing else.
 package codec

@@ -243,9 +243,9 @@ type KV interface {
 	DecodeRotated(dstK, dstV Tensor, k Keys, v Values) error
 
 	// Unrotate rotates rows of ValueHeadDim elements, made canonical as
-	// encoders do, back in f32, and rounds once to dst's type, which is x's. Attention is linear in the values, so
-	// un-rotating an attention output equals attending to un-rotated values
-	// up to rounding.
+	// encoders do, back in f32, and rounds once to dst's type, which is x's.
+	// Attention is linear in the values, so un-rotating an attention output
+	// equals attending to un-rotated values up to rounding.
 	Unrotate(dst, x Tensor) error
 }
 

@@ -5,7 +5,6 @@
 set -eu
 cd "$(dirname "$0")/.."
 packages="./pack ./hadamard ./lloydmax ./affine ./trellis ./codec ./codec/ref ./internal/f32 ./internal/threefry ./kvcache ./trellis/ldlq ./trellis/artifact"
-[ -d codec/cpu ] && packages="$packages ./codec/cpu"
 
 scan() { # name, pattern, environment…
 	name=$1 pattern=$2
