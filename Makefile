@@ -58,8 +58,8 @@ conformance-metal-san:
 	TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-asan/libhostmetal.so $(SANITIZED) \
 		-exec "env LD_PRELOAD=$$(clang-19 -print-file-name=libclang_rt.asan-x86_64.so)"
 
-# conformance-darwinkit does the same, the suite in short form, through darwinkit: built over
-# hostmetal with its own compiler.
+# conformance-darwinkit is conformance-metal in short form through darwinkit, which a compiler of its
+# own builds over hostmetal.
 DARWINKIT := CGO_ENABLED=1 CC=$(CURDIR)/conformance/hostmetal/darwinkit/cc REQUIRE_BACKENDS=metal go test -count=1 \
 	-tags metal,hostmetal,darwinkit
 conformance-darwinkit: hostmetal
