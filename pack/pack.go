@@ -116,12 +116,15 @@ func checkBits(bits int) error {
 
 // checkRange reports the first index of src that does not fit the width.
 func checkRange(src []byte, bits int) error {
-	for i, v := range src {
-		if v>>bits != 0 {
-			return fmt.Errorf("pack: index %d at position %d does not fit %d bits", v, i, bits)
-		}
+	var all byte
+	for _, v := range src {
+		all |= v
 	}
-	return nil
+	if all>>bits == 0 {
+		return nil
+	}
+	i := slices.IndexFunc(src, func(v byte) bool { return v>>bits != 0 })
+	return fmt.Errorf("pack: index %d at position %d does not fit %d bits", src[i], i, bits)
 }
 
 // elementsPerByteBoundary is the least positive n for which n·bits is a

@@ -370,8 +370,8 @@ func canonSigned(x []float32) {
 // flush returns +0 for a magnitude below the smallest normal f32: a device
 // that flushes subnormals must not decide a bit (docs/numerics.md §1).
 func flush(x float32) float32 {
-	const smallest = 0x1p-126
-	if x < smallest && x > -smallest {
+	const smallest = 0x00800000 // bits of 2^-126
+	if math.Float32bits(x)&0x7fffffff < smallest {
 		return 0
 	}
 	return x
