@@ -301,7 +301,7 @@ func FuzzRows(f *testing.F) {
 		if len(data) == 0 {
 			return
 		}
-		if rf.Validate() != nil || dt > pack.BF16 {
+		if rf.Validate() != nil || dt == 0 {
 			if rf.Quantize(data, data, data, data, dt) == nil {
 				t.Fatalf("%v %v accepted", rf, dt)
 			}

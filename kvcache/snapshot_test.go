@@ -533,7 +533,7 @@ func FuzzOpen(f *testing.F) {
 	}
 	for key := range d {
 		saved := d[key]
-		for _, v := range []any{nil, 0, -1, 64, "", []any{}, map[string]any{}, math.MaxInt64} {
+		for _, v := range []any{nil, 0, -1, 64, "", []any{}, map[string]any{}, int64(math.MaxInt64)} {
 			d[key] = v
 			b, err := json.Marshal(d)
 			if err != nil {

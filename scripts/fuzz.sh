@@ -5,11 +5,13 @@ set -eu
 cd "$(dirname "$0")/.."
 count=${1:?usage: fuzz.sh COUNTx}
 found=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 for dir in $(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do
 	for target in $(grep -h '^func Fuzz' "$dir"/*_test.go | sed 's/^func \(Fuzz[A-Za-z0-9_]*\).*/\1/'); do
 		found=$((found + 1))
 		echo "$dir $target"
-		go test -run '^$' -fuzz "^$target\$" -fuzztime "$count" "$dir" | tail -1
+		go test -run '^$' -fuzz "^$target\$" -fuzztime "$count" "$dir" >"$log" 2>&1 || { cat "$log"; exit 1; }
 	done
 done
 if [ "$found" -eq 0 ]; then

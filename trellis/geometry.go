@@ -16,7 +16,7 @@ import (
 // The zero value is an empty matrix coded along axis 0.
 type Geometry struct {
 	Axis        int // 0 or 1
-	Out, In     int // output and input features, 0 to 2^31−1
+	Out, In     int // output and input features, 0 to 2^28
 	Interleaved bool
 }
 
@@ -36,6 +36,10 @@ func (g Geometry) Cols() int {
 	return g.In
 }
 
+// maxSide bounds both sides of a matrix, so that a declared shape alone, with
+// the other side 0, asks for little memory.
+const maxSide = 1 << 28
+
 // Validate reports an ErrShape where the matrix cannot be coded with p: an axis
 // other than 0 and 1, sizes out of their range or of more weights than memory
 // holds, or coded rows that are not whole blocks (pairs of blocks where
@@ -47,7 +51,7 @@ func (g Geometry) Validate(p Params) error {
 	if g.Axis != 0 && g.Axis != 1 {
 		return fmt.Errorf("%w: axis %d, want 0 or 1", ErrShape, g.Axis)
 	}
-	if g.Out < 0 || g.In < 0 || g.Out > math.MaxInt32 || g.In > math.MaxInt32 ||
+	if g.Out < 0 || g.In < 0 || g.Out > maxSide || g.In > maxSide ||
 		g.In > 0 && g.Out > math.MaxInt/8/g.In {
 		return fmt.Errorf("%w: matrix [%d, %d]", ErrShape, g.Out, g.In)
 	}

@@ -167,6 +167,10 @@ func (e *Encoder) Encode(dst *Matrix, recon, w []float32, g Geometry) error {
 	if recon != nil && len(recon) != len(w) {
 		return fmt.Errorf("%w: reconstruction of %d for %d weights", ErrShape, len(recon), len(w))
 	}
+	if g.Rows() == 0 { // whatever the length of a row
+		*dst = Matrix{Params: e.p, Geometry: g, Codes: dst.Codes[:0], Scales: dst.Scales[:0]}
+		return nil
+	}
 	e.row = slices.Grow(e.row[:0], g.Cols())[:g.Cols()]
 	for r := range g.Rows() {
 		e.gather(w, g, r)

@@ -1,6 +1,7 @@
 package metal
 
 import (
+	"math"
 	"slices"
 
 	"github.com/turbotrellis/turbotrellis/codec"
@@ -155,7 +156,7 @@ const maxSlab = 1 << 20
 func (b *Backend) plan(dims int, ops ...*operand) (plan, error) {
 	lead := ops[0].lead
 	p := plan{rows: product(lead), slab: maxSlab}
-	if p.rows > 1<<32-1 {
+	if uint64(p.rows) > math.MaxUint32 {
 		return plan{}, unsupported("%d rows, more than 2^32-1", p.rows)
 	}
 	widest := 1
@@ -165,7 +166,7 @@ func (b *Backend) plan(dims int, ops ...*operand) (plan, error) {
 		}
 		widest = max(widest, o.dim*max(o.size, 4)) // status words count elements in 32 bits
 	}
-	p.slab = max(1, min(maxSlab, min(b.opts.stage, 1<<32-1)/widest))
+	p.slab = max(1, min(maxSlab, int(min(uint64(b.opts.stage), math.MaxUint32)/uint64(widest))))
 	if p.slab < p.rows { // a part of the rows is not a part of a copy
 		for _, o := range ops {
 			o.direct = o.direct && o.buf != nil

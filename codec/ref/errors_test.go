@@ -107,7 +107,7 @@ func TestEncodeRefusesTensor(t *testing.T) {
 		{"too little data", codec.Tensor{DType: codec.F32, Shape: []int{2, d}, Data: data[:len(data)-1]}, codec.ErrShape},
 		{"unknown type", codec.Tensor{DType: 4, Shape: []int{2, d}, Data: data}, codec.ErrDType},
 		{"negative stride", codec.Tensor{DType: codec.F32, Shape: []int{2, d}, Stride: []int{-d, 1}, Data: data}, codec.ErrShape},
-		{"product wraps", codec.Tensor{DType: codec.F32, Shape: []int{1 << 40, 1 << 40, d}, Data: data}, codec.ErrShape},
+		{"product wraps", codec.Tensor{DType: codec.F32, Shape: []int{math.MaxInt, math.MaxInt, d}, Data: data}, codec.ErrShape},
 	} {
 		wantEncodeError(t, kv, c.what, c.x, c.class, codec.NoIndex)
 	}
@@ -194,11 +194,11 @@ func TestDecodeRefusesMismatch(t *testing.T) {
 		wantError(t, "dst keys unknown type", f(codec.Tensor{DType: 9, Shape: []int{2, 64}, Data: dstK.Data}, dstV, k, v), codec.ErrDType, "dst keys", codec.NoIndex)
 		wantError(t, "dst values too short", f(dstK, codec.Tensor{DType: codec.BF16, Shape: []int{2, 32}, Data: dstV.Data[1:]}, k, v), codec.ErrShape, "dst values", codec.NoIndex)
 		wantError(t, "dst keys repeat", f(codec.Tensor{DType: codec.BF16, Shape: []int{2, 64}, Stride: []int{0, 1}, Data: dstK.Data}, dstV, k, v), codec.ErrShape, "dst keys", codec.NoIndex)
-		for _, shape := range [][]int{nil, {}, {64}, {2}, {2, 128}, {-2, 64}, {1 << 62, 64}, {1, 2, 32}} {
+		for _, shape := range [][]int{nil, {}, {64}, {2}, {2, 128}, {-2, 64}, {math.MaxInt/2 + 1, 64}, {1, 2, 32}} {
 			k, _ := reshaped(shape...)
 			wantError(t, fmt.Sprint("keys of shape ", shape), f(dstK, dstV, k, v), codec.ErrShape, firstOf(shape, 64, "key codes", "keys"), codec.NoIndex)
 		}
-		for _, shape := range [][]int{nil, {32}, {2, 64}, {-2, 32}, {1 << 62, 32}} {
+		for _, shape := range [][]int{nil, {32}, {2, 64}, {-2, 32}, {math.MaxInt/2 + 1, 32}} {
 			_, v := reshaped(shape...)
 			wantError(t, fmt.Sprint("values of shape ", shape), f(dstK, dstV, k, v), codec.ErrShape, firstOf(shape, 32, "value codes", "values"), codec.NoIndex)
 		}
@@ -211,7 +211,7 @@ func TestDecodeRefusesMismatch(t *testing.T) {
 
 // firstOf returns a if shape is that of countable rows of dim, else b.
 func firstOf(shape []int, dim int, a, b string) string {
-	if n := len(shape); n > 0 && shape[n-1] == dim && !slices.ContainsFunc(shape, func(d int) bool { return d < 0 || d > 1<<60 }) {
+	if n := len(shape); n > 0 && shape[n-1] == dim && !slices.ContainsFunc(shape, func(d int) bool { return d < 0 || d > math.MaxInt>>3 }) {
 		return a
 	}
 	return b
