@@ -1,5 +1,5 @@
 # Everything that CI does has a target here; CI calls only these.
-.PHONY: all build test race vet fma fuzz qemu targets hostmetal msl-check conformance-metal conformance-metal-san conformance-metal-arm64 conformance-darwinkit hostmetal-arm64 drivers-arm64 conformance-darwinkit-arm64 darwin darwincheck metallib bench clean
+.PHONY: all build test race vet fma fuzz conformance qemu targets targets-ci hostmetal msl-check conformance-metal conformance-metal-san conformance-metal-arm64 conformance-darwinkit hostmetal-arm64 drivers-arm64 conformance-darwinkit-arm64 darwin darwincheck metallib bench clean
 
 all: vet test
 
@@ -16,6 +16,8 @@ race:
 vet:
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-clean: $$unformatted"; exit 1; fi
 	go vet ./...
+	GOARCH=386 go vet ./...
+	GOOS=windows go vet ./...
 	go mod tidy -diff
 
 # fma fails if a compiler fused a multiply with an add where bits are defined.
@@ -27,6 +29,10 @@ FUZZ ?= 20000x
 fuzz:
 	scripts/fuzz.sh $(FUZZ)
 
+# conformance runs the suite in its normal form on every backend that runs here.
+conformance:
+	CONFORMANCE_FORM=normal REQUIRE_BACKENDS=ref go test -count=1 -v -run TestBackends ./conformance
+
 # qemu runs the tests of the packages that define bytes on arm64 and s390x.
 qemu:
 	scripts/qemu.sh
@@ -34,6 +40,10 @@ qemu:
 # targets runs the conformance digests on other architectures under qemu-user.
 targets:
 	scripts/targets.sh $(TARGETS)
+
+# targets-ci is the part of it that CI runs.
+targets-ci:
+	scripts/targets.sh amd64-v1 amd64-v3 arm64 s390x
 
 # hostmetal builds the Metal framework for Linux into build/hostmetal.
 hostmetal:

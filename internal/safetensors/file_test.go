@@ -47,6 +47,8 @@ func TestMalformed(t *testing.T) {
 		{"space before the brace", build(" {}", 0), "", "does not begin with '{'"},
 		{"array", build("[]", 0), "", "does not begin with '{'"},
 		{"null", build("null", 0), "", "does not begin with '{'"},
+		{"half a surrogate", build(`{"\ud800.k":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`, 0), "", "half a surrogate pair"},
+		{"half a surrogate in metadata", build(`{"__metadata__":{"a":"\ufffd\uDC00"}}`, 0), "", "half a surrogate pair"},
 		{"not UTF-8", build("{\"a\xff\":{}}", 0), "", "not UTF-8"},
 		{"NUL padding", build("{}\x00\x00", 0), "", "after the closing brace"},
 		{"second object", build("{}{}", 0), "", "after the closing brace"},

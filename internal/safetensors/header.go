@@ -11,6 +11,7 @@ import (
 	"math/bits"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -68,7 +69,7 @@ func parseHeader(header []byte, payload int64) (map[string]string, []Info, *Erro
 	if len(header) == 0 || header[0] != '{' {
 		return nil, nil, malformed("", "the header does not begin with '{'")
 	}
-	p := &parser{dec: json.NewDecoder(bytes.NewReader(header))}
+	p := &parser{header: header, dec: json.NewDecoder(bytes.NewReader(header))}
 	p.dec.UseNumber()
 
 	var meta map[string]string
@@ -133,7 +134,8 @@ func tile(infos []Info, payload int64) *Error {
 // parser takes a header apart by tokens, since decoding into a map would hide
 // duplicate keys.
 type parser struct {
-	dec *json.Decoder
+	header []byte
+	dec    *json.Decoder
 }
 
 // tensor reads one tensor's description.
@@ -246,6 +248,7 @@ func (p *parser) delim(want json.Delim, what string) error {
 }
 
 func (p *parser) string() (string, error) {
+	start := p.dec.InputOffset()
 	t, err := p.token()
 	if err != nil {
 		return "", err
@@ -253,6 +256,15 @@ func (p *parser) string() (string, error) {
 	s, ok := t.(string)
 	if !ok {
 		return "", p.unexpected(t, "a string")
+	}
+	// The decoder replaces half of a surrogate pair, which would rename a tensor.
+	const replacement = "\ufffd"
+	if n := strings.Count(s, replacement); n > 0 {
+		raw := strings.ToLower(string(p.header[start:p.dec.InputOffset()]))
+		if n <= strings.Count(raw, replacement)+strings.Count(raw, `\ufffd`) {
+			return s, nil
+		}
+		return "", fmt.Errorf("half a surrogate pair in string %q", s)
 	}
 	return s, nil
 }
