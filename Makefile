@@ -60,6 +60,7 @@ METAL := REQUIRE_BACKENDS=metal go test -count=1 -timeout 60m -tags metal,hostme
 conformance-metal: hostmetal
 	CONFORMANCE_FORM=normal $(METAL) -v -run '^(TestConformance|TestEveryKernel|TestConformanceOrders)$$' ./codec/metal
 	$(METAL) -skip '^(TestConformance|TestEveryKernel|TestConformanceOrders)$$' ./codec/metal/...
+	CGO_ENABLED=1 $(METAL) -race -short -run 'TestConcurrent|TestCloseDuringCalls' ./codec/metal
 
 # conformance-metal-san runs a shorter form over hostmetal built with AddressSanitizer and with UBSan.
 SANITIZED = ASAN_OPTIONS=detect_leaks=0 REQUIRE_BACKENDS=metal go test -count=1 -short -tags metal,hostmetal \
@@ -71,13 +72,14 @@ conformance-metal-san:
 	TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-asan/libhostmetal.so $(SANITIZED) \
 		-exec "env LD_PRELOAD=$$(clang-19 -print-file-name=libclang_rt.asan-x86_64.so)"
 
-# conformance-darwinkit is conformance-metal in short form through darwinkit, which a compiler of its
-# own builds over hostmetal.
+# conformance-darwinkit runs every case of the suite, and the rest of conformance-metal in short form,
+# through darwinkit, which a compiler of its own builds over hostmetal.
 DARWINKIT := CGO_ENABLED=1 CC=$(CURDIR)/conformance/hostmetal/darwinkit/cc REQUIRE_BACKENDS=metal go test -count=1 \
 	-tags metal,hostmetal,darwinkit
 conformance-darwinkit: hostmetal
 	$(DARWINKIT) ./codec/metal/gpu/...
-	$(DARWINKIT) -short ./codec/metal
+	CONFORMANCE_FORM=normal $(DARWINKIT) -timeout 60m -v -run '^TestConformance$$' ./codec/metal
+	$(DARWINKIT) -short -skip '^TestConformance$$' ./codec/metal
 
 # drivers-arm64 runs the tests of both drivers, and conformance-metal-arm64 and
 # conformance-darwinkit-arm64 the suite in short form, for arm64 under qemu-user.
