@@ -20,8 +20,6 @@ var (
 	// ErrScaleOverflow reports a group or row whose scale is too large for the
 	// scale type.
 	ErrScaleOverflow = errors.New("scale overflows")
-	// ErrCorrupt reports packed data that no encoder writes.
-	ErrCorrupt = errors.New("corrupt data")
 	// ErrUnsupported reports valid parameters that this backend does not serve.
 	ErrUnsupported = errors.New("unsupported")
 	// ErrUnavailable reports a backend that cannot run here.
