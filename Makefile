@@ -47,55 +47,55 @@ targets-ci:
 
 # hostmetal builds the Metal framework for Linux into build/hostmetal.
 hostmetal:
-	$(MAKE) -C conformance/hostmetal
+	$(MAKE) -C internal/hostmetal
 
 # msl-check compiles the shaders with real address spaces.
 msl-check:
-	go run ./internal/mslcheck
-	go test -count=1 -run MSL ./internal/mslcheck
+	go run ./internal/tools/mslcheck
+	go test -count=1 -run MSL ./internal/tools/mslcheck
 
 # conformance-metal runs the Metal backend and its driver over hostmetal: every case of the suite once,
 # and a part of them under 16 orders of threads (64 with TURBOTRELLIS_LONG).
 METAL := REQUIRE_BACKENDS=metal go test -count=1 -timeout 60m -tags metal,hostmetal
 conformance-metal: hostmetal
-	CONFORMANCE_FORM=normal $(METAL) -v -run '^(TestConformance|TestEveryKernel|TestConformanceOrders)$$' ./codec/metal
-	$(METAL) -skip '^(TestConformance|TestEveryKernel|TestConformanceOrders)$$' ./codec/metal/...
-	CGO_ENABLED=1 $(METAL) -race -short -run 'TestConcurrent|TestCloseDuringCalls' ./codec/metal
+	CONFORMANCE_FORM=normal $(METAL) -v -run '^(TestConformance|TestEveryKernel|TestConformanceOrders)$$' ./codec/gpu
+	$(METAL) -skip '^(TestConformance|TestEveryKernel|TestConformanceOrders)$$' ./codec/gpu ./codec/metal ./gpu/...
+	CGO_ENABLED=1 $(METAL) -race -short -run 'TestConcurrent|TestCloseDuringCalls' ./codec/gpu
 
 # conformance-metal-san runs a shorter form over hostmetal built with AddressSanitizer and with UBSan.
 SANITIZED = ASAN_OPTIONS=detect_leaks=0 REQUIRE_BACKENDS=metal go test -count=1 -short -tags metal,hostmetal \
-	-run 'TestEveryKernel|TestFaults|TestOwned|TestConformance$$' ./codec/metal
+	-run 'TestEveryKernel|TestFaults|TestOwned|TestConformance$$' ./codec/gpu
 conformance-metal-san:
-	$(MAKE) -C conformance/hostmetal SAN=ubsan
+	$(MAKE) -C internal/hostmetal SAN=ubsan
 	TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-ubsan/libhostmetal.so $(SANITIZED)
-	$(MAKE) -C conformance/hostmetal SAN=asan
+	$(MAKE) -C internal/hostmetal SAN=asan
 	TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-asan/libhostmetal.so $(SANITIZED) \
 		-exec "env LD_PRELOAD=$$(clang-19 -print-file-name=libclang_rt.asan-x86_64.so)"
 
 # conformance-darwinkit runs every case of the suite, and the rest of conformance-metal in short form,
 # through darwinkit, which a compiler of its own builds over hostmetal.
-DARWINKIT := CGO_ENABLED=1 CC=$(CURDIR)/conformance/hostmetal/darwinkit/cc REQUIRE_BACKENDS=metal go test -count=1 \
+DARWINKIT := CGO_ENABLED=1 CC=$(CURDIR)/internal/hostmetal/darwinkit/cc REQUIRE_BACKENDS=metal go test -count=1 \
 	-tags metal,hostmetal,darwinkit
 conformance-darwinkit: hostmetal
-	$(DARWINKIT) ./codec/metal/gpu/...
-	CONFORMANCE_FORM=normal $(DARWINKIT) -timeout 60m -v -run '^TestConformance$$' ./codec/metal
-	$(DARWINKIT) -short -skip '^TestConformance$$' ./codec/metal
+	$(DARWINKIT) ./gpu/...
+	CONFORMANCE_FORM=normal $(DARWINKIT) -timeout 60m -v -run '^TestConformance$$' ./codec/gpu
+	$(DARWINKIT) -short -skip '^TestConformance$$' ./codec/gpu
 
 # drivers-arm64 runs the tests of both drivers, and conformance-metal-arm64 and
 # conformance-darwinkit-arm64 the suite in short form, for arm64 under qemu-user.
 HOSTMETAL_ARM64 := GOARCH=arm64 TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-arm64/libhostmetal.so
 QEMU_ARM64 := qemu-aarch64-static -L $(CURDIR)/build/arm64-root
 hostmetal-arm64:
-	$(MAKE) -C conformance/hostmetal arm64
+	$(MAKE) -C internal/hostmetal arm64
 drivers-arm64: hostmetal-arm64
 	$(HOSTMETAL_ARM64) CGO_ENABLED=0 REQUIRE_BACKENDS=metal go test -count=1 -short -tags metal,hostmetal \
-		-exec '$(QEMU_ARM64)' ./codec/metal/gpu/driver ./codec/metal/gpu/mtl
-	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -exec '$(QEMU_ARM64) -E GODEBUG=clobberfree=1' ./codec/metal/gpu/driver
+		-exec '$(QEMU_ARM64)' ./gpu/metal ./gpu/metal/mtl
+	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -exec '$(QEMU_ARM64) -E GODEBUG=clobberfree=1' ./gpu/metal
 conformance-metal-arm64: hostmetal-arm64
 	$(HOSTMETAL_ARM64) CGO_ENABLED=0 REQUIRE_BACKENDS=metal go test -count=1 -short -timeout 30m -tags metal,hostmetal \
-		-exec '$(QEMU_ARM64)' -run 'TestBadDevices|TestEveryKernel|TestFaults|TestConformance$$' ./codec/metal
+		-exec '$(QEMU_ARM64)' -run 'TestBadDevices|TestEveryKernel|TestFaults|TestConformance$$' ./codec/gpu
 conformance-darwinkit-arm64: hostmetal-arm64
-	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -timeout 30m -exec '$(QEMU_ARM64)' -run Conformance ./codec/metal
+	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -timeout 30m -exec '$(QEMU_ARM64)' -run Conformance ./codec/gpu
 
 # darwin vets and links every package for a Mac, without cgo.
 darwin:
@@ -104,11 +104,11 @@ darwin:
 
 # darwincheck type-checks what a Mac builds with cgo, which needs no Mac.
 darwincheck:
-	go test -count=1 ./internal/darwincheck
+	go test -count=1 ./internal/tools/darwincheck
 
 # metallib, on a Mac with Xcode, compiles the shaders ahead of time into build/metallib.
 metallib:
-	go run ./internal/metallib build/metallib
+	go run ./internal/tools/metallib build/metallib
 
 bench:
 	go test -run '^$$' -bench . -benchtime 200ms ./...

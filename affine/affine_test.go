@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/internal/f32"
-	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/internal/vectors"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
@@ -385,7 +385,7 @@ func TestKeyVector(t *testing.T) {
 			file, infix string
 			group       int
 		}{{"", "", 32}, {"_g64", ".g64", 64}, {"_bf16", ".bf16", 32}, {"_f16", ".f16", 32}} {
-			file := vec.Load(t, fmt.Sprintf("kv/kv_d%d%s.safetensors", d, variant.file))
+			file := vectors.Load(t, fmt.Sprintf("kv/kv_d%d%s.safetensors", d, variant.file))
 			x := widen(t, file, "x")
 			for name, f := range types {
 				for _, policy := range []string{"compat", "finite"} {
@@ -403,7 +403,7 @@ func TestKeyVector(t *testing.T) {
 	}
 }
 
-func keyVector(t *testing.T, file vec.File, prefix string, f KeyFormat, group int, x []float32, finite bool, total map[string]int) {
+func keyVector(t *testing.T, file vectors.File, prefix string, f KeyFormat, group int, x []float32, finite bool, total map[string]int) {
 	t.Helper()
 	codes := file.Bytes(t, prefix+"codes")
 	scales, zeros := file.U16(t, prefix+"scales"), file.U16(t, prefix+"zeros")
@@ -457,7 +457,7 @@ func keyVector(t *testing.T, file vec.File, prefix string, f KeyFormat, group in
 }
 
 // widen returns the named tensor of F32, F16 or BF16 in float32.
-func widen(t *testing.T, file vec.File, name string) []float32 {
+func widen(t *testing.T, file vectors.File, name string) []float32 {
 	t.Helper()
 	if file.DType(name) == "F32" {
 		return file.F32(t, name)

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/internal/vectors"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
@@ -32,7 +32,7 @@ func eachRowFormat(f func(f RowFormat, t pack.DType)) {
 
 // TestRowVector compares with MLX's quantize and dequantize on a CPU.
 func TestRowVector(t *testing.T) {
-	file := vec.Load(t, "affine_mlx.safetensors")
+	file := vectors.Load(t, "affine_mlx.safetensors")
 	weights, groups := 0, 0
 	eachRowFormat(func(f RowFormat, dt pack.DType) {
 		w := file.Bytes(t, "w."+dt.String())

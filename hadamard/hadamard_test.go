@@ -13,7 +13,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/internal/vectors"
 )
 
 // sizes are all supported sizes, ascending.
@@ -89,7 +89,7 @@ func naive(x []float32) {
 
 // TestTransformVector compares with MLX's hadamard_transform, bit for bit.
 func TestTransformVector(t *testing.T) {
-	f := vec.Load(t, "hadamard.safetensors")
+	f := vectors.Load(t, "hadamard.safetensors")
 	elements, count := 0, 0
 	for _, name := range f.Names() {
 		d, err := strconv.Atoi(strings.TrimPrefix(name, "x"))
@@ -119,7 +119,7 @@ func TestTransformVector(t *testing.T) {
 }
 
 func TestMatrixVector(t *testing.T) {
-	f := vec.Load(t, "hadamard.safetensors")
+	f := vectors.Load(t, "hadamard.safetensors")
 	elements := 0
 	for _, m := range []int{12, 20, 28} {
 		want := f.I8(t, fmt.Sprint("h", m))
@@ -341,7 +341,7 @@ func TestSigns(t *testing.T) {
 
 func TestSignsVector(t *testing.T) {
 	var notes struct{ Signs map[string]string }
-	if err := json.Unmarshal(vec.ReadFile(t, "kv/notes.json"), &notes); err != nil {
+	if err := json.Unmarshal(vectors.ReadFile(t, "kv/notes.json"), &notes); err != nil {
 		t.Fatal(err)
 	}
 	total := 0

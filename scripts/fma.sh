@@ -4,7 +4,7 @@
 # feeds an add is wrapped in float32(...), which forbids it.
 set -eu
 cd "$(dirname "$0")/.."
-packages="./pack ./hadamard ./lloydmax ./affine ./trellis ./codec ./codec/ref ./internal/f32 ./internal/threefry ./kvcache ./trellis/ldlq ./trellis/artifact"
+packages="./pack ./hadamard ./lloydmax ./affine ./trellis ./codec ./codec/ref ./internal/f32 ./internal/threefry ./kvcache ./trellis/ldlq ./model"
 
 scan() { # name, pattern, environment…
 	name=$1 pattern=$2

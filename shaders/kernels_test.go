@@ -17,9 +17,9 @@ import (
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
-	"github.com/turbotrellis/turbotrellis/codec/metal/gpu"
-	"github.com/turbotrellis/turbotrellis/codec/metal/gpu/driver"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
+	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/gpu/metal"
 	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/lloydmax"
@@ -48,7 +48,7 @@ var shared struct {
 func open(t testing.TB) *bench {
 	t.Helper()
 	shared.once.Do(func() {
-		d, err := driver.Open(gpu.Options{})
+		d, err := metal.Open(gpu.Options{})
 		shared.err = err
 		shared.bench = &bench{device: d, libraries: map[string]gpu.Library{}, pipelines: map[string]gpu.Pipeline{}}
 	})

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/internal/vectors"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
@@ -85,7 +85,7 @@ func toStates(t *testing.T, v []int32) []uint16 {
 }
 
 func TestVectorCodes(t *testing.T) {
-	f := vec.Load(t, "trellis/codes.safetensors")
+	f := vectors.Load(t, "trellis/codes.safetensors")
 	n := 0
 	for c := OneMAD; c <= Rand; c++ {
 		want := f.F32(t, fmt.Sprintf("code.%v.L16", c))
@@ -102,7 +102,7 @@ func TestVectorCodes(t *testing.T) {
 }
 
 func TestVectorPack(t *testing.T) {
-	f := vec.Load(t, "trellis/pack.safetensors")
+	f := vectors.Load(t, "trellis/pack.safetensors")
 	n := 0
 	for _, name := range f.Names() {
 		base, ok := strings.CutSuffix(name, ".states")
@@ -147,7 +147,7 @@ func TestVectorPack(t *testing.T) {
 }
 
 func TestVectorInterleave(t *testing.T) {
-	f := vec.Load(t, "trellis/pack.safetensors")
+	f := vectors.Load(t, "trellis/pack.safetensors")
 	in, out := f.U32(t, "interleave.in"), f.U32(t, "interleave.out")
 	shape := f.Shape("interleave.in")
 	p := DefaultParams(3)
@@ -166,7 +166,7 @@ func TestVectorInterleave(t *testing.T) {
 }
 
 func TestVectorEncode(t *testing.T) {
-	f := vec.Load(t, "trellis/encode.safetensors")
+	f := vectors.Load(t, "trellis/encode.safetensors")
 	n := 0
 	for _, name := range f.Names() {
 		base, ok := strings.CutSuffix(name, ".x")
@@ -201,7 +201,7 @@ func TestVectorEncode(t *testing.T) {
 }
 
 func TestVectorRows(t *testing.T) {
-	f := vec.Load(t, "trellis/rows.safetensors")
+	f := vectors.Load(t, "trellis/rows.safetensors")
 	n := 0
 	for _, name := range f.Names() {
 		base, ok := strings.CutSuffix(name, ".w")

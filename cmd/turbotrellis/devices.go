@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turbotrellis/turbotrellis/codec/metal"
-	"github.com/turbotrellis/turbotrellis/codec/metal/gpu"
-	"github.com/turbotrellis/turbotrellis/codec/metal/gpu/driver"
+	"github.com/turbotrellis/turbotrellis/gpu"
+	device "github.com/turbotrellis/turbotrellis/gpu/metal"
 )
 
 func newDevices() *cobra.Command {
@@ -59,8 +59,8 @@ type deviceInfo struct {
 }
 
 func listDevices() (*devices, error) {
-	d := &devices{Driver: driver.Name, Devices: []deviceInfo{}}
-	list, err := driver.List()
+	d := &devices{Driver: device.Name, Devices: []deviceInfo{}}
+	list, err := device.List()
 	if errors.Is(err, gpu.ErrUnavailable) {
 		d.Reason = err.Error()
 		return d, nil

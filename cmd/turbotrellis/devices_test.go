@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/turbotrellis/turbotrellis/codec/metal/gpu/driver"
+	"github.com/turbotrellis/turbotrellis/gpu/metal"
 )
 
 func TestDevices(t *testing.T) {
@@ -28,14 +28,14 @@ func TestDevices(t *testing.T) {
 	}
 	text := run()
 	t.Log(text)
-	if d.Driver != driver.Name {
+	if d.Driver != metal.Name {
 		t.Errorf("driver %q", d.Driver)
 	}
 	if len(d.Devices) == 0 {
 		if strings.Contains(os.Getenv("REQUIRE_BACKENDS"), "metal") {
 			t.Error("no device:", d.Reason)
 		}
-		if driver.Name == "" && d.Reason == "" || !strings.HasPrefix(text, "no GPU: "+d.Reason) {
+		if metal.Name == "" && d.Reason == "" || !strings.HasPrefix(text, "no GPU: "+d.Reason) {
 			t.Errorf("reason %q, text %q", d.Reason, text)
 		}
 	}

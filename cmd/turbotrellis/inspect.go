@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
-	"github.com/turbotrellis/turbotrellis/kvcache"
-	"github.com/turbotrellis/turbotrellis/trellis/artifact"
+	"github.com/turbotrellis/turbotrellis/kvcache/snapshot"
+	"github.com/turbotrellis/turbotrellis/model"
 )
 
 func newInspect() *cobra.Command {
@@ -47,7 +47,7 @@ input.`,
 // inspectPath inspects a file, a directory or, for "-", standard input.
 func inspectPath(path string, stdin io.Reader) (*inspection, error) {
 	if st, err := os.Stat(path); path != "-" && err == nil && st.IsDir() {
-		m, err := artifact.Open(path)
+		m, err := model.Open(path)
 		if err != nil {
 			return nil, err
 		}
@@ -98,7 +98,7 @@ type inspectedKV struct {
 }
 
 type inspectedLayer struct {
-	kvcache.Layer
+	snapshot.Layer
 	KeyBits     float64 `json:"key_bits_per_element"` // scales and zero points included
 	ValueBits   float64 `json:"value_bits_per_element"`
 	PackedBytes int64   `json:"packed_bytes"`
@@ -118,10 +118,10 @@ func inspect(r io.ReaderAt, size int64) (*inspection, error) {
 		return nil, err
 	}
 	out := &inspection{Format: "safetensors", Bytes: size, Metadata: f.Metadata(), Tensors: []inspectedTensor{}}
-	s, err := kvcache.Open(r, size)
+	s, err := snapshot.Open(r, size)
 	switch {
-	case errors.Is(err, kvcache.ErrNotSnapshot):
-		m, err := artifact.OpenFile(r, size)
+	case errors.Is(err, snapshot.ErrNotSnapshot):
+		m, err := model.OpenFile(r, size)
 		if err != nil {
 			return nil, err
 		}
@@ -147,7 +147,7 @@ func inspect(r io.ReaderAt, size int64) (*inspection, error) {
 }
 
 // inspectModel describes a model, whether it has coded weights or not.
-func inspectModel(m *artifact.Model) *inspection {
+func inspectModel(m *model.Model) *inspection {
 	out := &inspection{Format: "safetensors", Metadata: m.Metadata(), Tensors: []inspectedTensor{}}
 	if m.IsDir() {
 		out.Format = "model"

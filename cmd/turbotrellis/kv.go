@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turbotrellis/turbotrellis/codec"
-	"github.com/turbotrellis/turbotrellis/kvcache"
+	"github.com/turbotrellis/turbotrellis/kvcache/snapshot"
 )
 
 func newKV() *cobra.Command {
@@ -36,7 +36,7 @@ type kvResult struct {
 }
 
 // finish fills in what was done.
-func (r *kvResult) finish(s kvcache.Summary) {
+func (r *kvResult) finish(s snapshot.Summary) {
 	r.Layers, r.Raw, r.SourceBytes, r.PackedBytes = s.Layers, s.Raw, s.SourceBytes, s.PackedBytes
 }
 
@@ -98,7 +98,7 @@ IN and OUT may be - for standard input and output.`,
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		var o kvcache.EncodeOptions
+		var o snapshot.EncodeOptions
 		kt, err := codec.ParseKeyType(keyType)
 		if err != nil {
 			return usageError{err}
@@ -119,7 +119,7 @@ IN and OUT may be - for standard input and output.`,
 		if o.Params.Scale, err = codec.ParseScaleRule(scale); err != nil {
 			return usageError{err}
 		}
-		if o.Skip, err = kvcache.ParseLayers(skip); err != nil {
+		if o.Skip, err = snapshot.ParseLayers(skip); err != nil {
 			return usageError{err}
 		}
 		if o.KeyNames, err = nameFlag("--keys", keyNames); err != nil {
@@ -142,7 +142,7 @@ IN and OUT may be - for standard input and output.`,
 		r := kvResult{Input: args[0], Output: args[1], Backend: o.Backend.Name()}
 		err = writeTo(cmd, args[1], force, func(w io.WriterAt) error {
 			defer b.done()
-			sum, err := kvcache.Encode(w, in, in.size, o)
+			sum, err := snapshot.Encode(w, in, in.size, o)
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
@@ -197,14 +197,14 @@ IN and OUT may be - for standard input and output.`,
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		var o kvcache.DecodeOptions
+		var o snapshot.DecodeOptions
 		var err error
 		if dtype != "" {
 			if o.DType, err = codec.ParseDType(dtype); err != nil {
 				return usagef("--dtype: %w", err)
 			}
 		}
-		if o.Layers, err = kvcache.ParseLayers(layers); err != nil {
+		if o.Layers, err = snapshot.ParseLayers(layers); err != nil {
 			return usageError{err}
 		}
 		if o.Backend, err = openBackend(*backend); err != nil {
@@ -216,7 +216,7 @@ IN and OUT may be - for standard input and output.`,
 			return err
 		}
 		defer in.Close()
-		s, err := kvcache.Open(in, in.size)
+		s, err := snapshot.Open(in, in.size)
 		if err != nil {
 			return fmt.Errorf("%s: %w", args[0], err)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/model"
 	"github.com/turbotrellis/turbotrellis/trellis"
-	"github.com/turbotrellis/turbotrellis/trellis/artifact"
 )
 
 func newTrellis() *cobra.Command {
@@ -32,7 +32,7 @@ func newTrellis() *cobra.Command {
 type trellisResult struct {
 	Output  string `json:"output"`
 	Backend string `json:"backend,omitempty"`
-	artifact.Result
+	model.Result
 }
 
 func (r trellisResult) print(w io.Writer, asJSON bool) error {
@@ -104,25 +104,25 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 			if err != nil {
 				return err
 			}
-			if o.Bits, err = artifact.ParseBitsMap(text); err != nil {
+			if o.Bits, err = model.ParseBitsMap(text); err != nil {
 				return fmt.Errorf("%s: %w", bitsFile, err)
 			}
 		}
 		if k == 0 && o.Bits == nil {
 			return usagef("--k is required")
 		}
-		m, err := artifact.Open(args[0])
+		m, err := model.Open(args[0])
 		if err != nil {
 			return err
 		}
 		defer m.Close()
 		if hessians != "" {
-			if o.Hessians, err = artifact.OpenHessians(hessians); err != nil {
+			if o.Hessians, err = model.OpenHessians(hessians); err != nil {
 				return err
 			}
 			defer o.Hessians.Close()
 		}
-		plan, err := artifact.PlanEncode(m, o)
+		plan, err := model.PlanEncode(m, o)
 		if err != nil {
 			return err
 		}
@@ -136,7 +136,7 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 		defer b.Close()
 		bar := &weightBar{w: cmd.ErrOrStderr()}
 		defer bar.done()
-		r, err := plan.Encode(cmd.Context(), args[1], artifact.RunOptions{Backend: b, Jobs: jobs, Force: force, Progress: bar.update})
+		r, err := plan.Encode(cmd.Context(), args[1], model.RunOptions{Backend: b, Jobs: jobs, Force: force, Progress: bar.update})
 		if err != nil {
 			return existing(err)
 		}
@@ -147,8 +147,8 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 }
 
 // trellisOptions reads the flags of trellis encode.
-func trellisOptions(tensors string, k, block int, code, axis, policy, scale, shard string) (artifact.EncodeOptions, error) {
-	var o artifact.EncodeOptions
+func trellisOptions(tensors string, k, block int, code, axis, policy, scale, shard string) (model.EncodeOptions, error) {
+	var o model.EncodeOptions
 	if tensors == "" {
 		return o, usagef("--tensors is required")
 	}
@@ -173,7 +173,7 @@ func trellisOptions(tensors string, k, block int, code, axis, policy, scale, sha
 	}
 	switch axis {
 	case "auto":
-		o.Axis = artifact.AutoAxis
+		o.Axis = model.AutoAxis
 	case "0", "1":
 		o.Axis = int(axis[0] - '0')
 	default:
@@ -197,13 +197,13 @@ func trellisOptions(tensors string, k, block int, code, axis, policy, scale, sha
 }
 
 // printPlan prints what trellis encode would do.
-func printPlan(w io.Writer, p *artifact.Plan, asJSON bool) error {
+func printPlan(w io.Writer, p *model.Plan, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(struct {
-			Tensors []artifact.Planned `json:"tensors"`
-			Passed  []string           `json:"matched_but_copied"`
-			Copied  int                `json:"copied_tensors"`
-			Files   []string           `json:"copied_files"`
+			Tensors []model.Planned `json:"tensors"`
+			Passed  []string        `json:"matched_but_copied"`
+			Copied  int             `json:"copied_tensors"`
+			Files   []string        `json:"copied_files"`
 		}{p.Tensors, append([]string{}, p.Passed...), p.Copied, append([]string{}, p.Files...)})
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -266,7 +266,7 @@ file, under the names that they had. OUT becomes what IN is.`,
 		if jobs < 1 {
 			return usagef("--jobs %d: want at least 1", jobs)
 		}
-		m, err := artifact.Open(args[0])
+		m, err := model.Open(args[0])
 		if err != nil {
 			return err
 		}
@@ -278,7 +278,7 @@ file, under the names that they had. OUT becomes what IN is.`,
 		defer b.Close()
 		bar := &weightBar{w: cmd.ErrOrStderr()}
 		defer bar.done()
-		r, err := m.Decode(cmd.Context(), args[1], d, artifact.RunOptions{Backend: b, Jobs: jobs, Force: force, Progress: bar.update})
+		r, err := m.Decode(cmd.Context(), args[1], d, model.RunOptions{Backend: b, Jobs: jobs, Force: force, Progress: bar.update})
 		if err != nil {
 			return existing(err)
 		}
@@ -312,7 +312,7 @@ bytes that one run writes.`,
 		out := args[len(args)-1]
 		bar := &weightBar{w: cmd.ErrOrStderr()}
 		defer bar.done()
-		r, err := artifact.Merge(cmd.Context(), args[:len(args)-1], out, artifact.RunOptions{Force: force, Progress: bar.update})
+		r, err := model.Merge(cmd.Context(), args[:len(args)-1], out, model.RunOptions{Force: force, Progress: bar.update})
 		if err != nil {
 			return existing(err)
 		}

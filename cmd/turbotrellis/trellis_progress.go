@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/turbotrellis/turbotrellis/trellis/artifact"
+	"github.com/turbotrellis/turbotrellis/model"
 )
 
 // weightBar shows a bar for each stage of a model, and on w a line for each
@@ -15,15 +15,15 @@ type weightBar struct {
 }
 
 // update is a progress callback.
-func (b *weightBar) update(p artifact.Progress) {
+func (b *weightBar) update(p model.Progress) {
 	if p.Stage != b.bar.what {
 		b.bar.done()
 		b.bar = bar{what: p.Stage, unit: "weights"}
-		if p.Stage == artifact.Copying {
+		if p.Stage == model.Copying {
 			b.bar.unit = ""
 		}
 	}
-	if t := p.Finished; t != nil && p.Stage == artifact.Coding {
+	if t := p.Finished; t != nil && p.Stage == model.Coding {
 		b.bar.clear()
 		fmt.Fprintf(b.w, "%s: k=%d, error %.5f%s\n", printable(t.Name), t.Bits, t.Error, feedbackText(*t))
 	}
@@ -34,7 +34,7 @@ func (b *weightBar) update(p artifact.Progress) {
 func (b *weightBar) done() { b.bar.done() }
 
 // feedbackText says what a Hessian was worth.
-func feedbackText(t artifact.TensorResult) string {
+func feedbackText(t model.TensorResult) string {
 	if !t.Hessian {
 		return ""
 	}

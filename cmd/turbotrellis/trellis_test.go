@@ -15,9 +15,9 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
-	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/internal/vectors"
+	"github.com/turbotrellis/turbotrellis/model"
 	"github.com/turbotrellis/turbotrellis/trellis"
-	"github.com/turbotrellis/turbotrellis/trellis/artifact"
 )
 
 // command runs the command in this process.
@@ -39,8 +39,8 @@ func command(t *testing.T, args ...string) string {
 // and of codec/ref.
 func TestVectorRealWeights(t *testing.T) {
 	const name = "encoder.layer.0.output.dense"
-	f := vec.Load(t, "trellis/rows.safetensors")
-	whole := vec.Load(t, "weights_minilm.safetensors")[name+".weight"].Data
+	f := vectors.Load(t, "trellis/rows.safetensors")
+	whole := vectors.Load(t, "weights_minilm.safetensors")[name+".weight"].Data
 	n := 0
 	for _, k := range []int{2, 3} {
 		base := fmt.Sprintf("real.k%d", k)
@@ -55,7 +55,7 @@ func TestVectorRealWeights(t *testing.T) {
 			"--k", fmt.Sprint(k), "--tensors", "output.dense", "--policy", "compat", "--axis", "1")
 		command(t, "trellis", "decode", out, back, "--dtype", "f32")
 
-		m, err := artifact.Open(out)
+		m, err := model.Open(out)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,11 +222,11 @@ func TestExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slurm, err := os.ReadFile("../../examples/slurm/encode.sbatch")
+	slurm, err := os.ReadFile("../../docs/cluster/slurm/encode.sbatch")
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubernetes, err := os.ReadFile("../../examples/kubernetes/encode.yaml")
+	kubernetes, err := os.ReadFile("../../docs/cluster/kubernetes/encode.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,14 +10,14 @@ import (
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
-	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/internal/vectors"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
 // TestVectorTrellis codes whole matrices through the interface and compares
 // codes, scales, reconstruction and decoded weights.
 func TestVectorTrellis(t *testing.T) {
-	f := vec.Load(t, path.Join("trellis", "rows.safetensors"))
+	f := vectors.Load(t, path.Join("trellis", "rows.safetensors"))
 	compared := 0
 	for _, name := range f.Names() {
 		prefix, ok := strings.CutSuffix(name, ".w")

@@ -9,7 +9,7 @@ import (
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
-	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/internal/vectors"
 )
 
 // kvFiles are the vector files of testdata/kv.
@@ -63,7 +63,7 @@ func TestVectorKV(t *testing.T) {
 	total := 0
 	for _, name := range kvFiles {
 		t.Run(name, func(t *testing.T) {
-			f := vec.Load(t, path.Join("kv", name+".safetensors"))
+			f := vectors.Load(t, path.Join("kv", name+".safetensors"))
 			x := codec.Tensor{DType: dtype(t, f["x"].DType), Shape: f["x"].Shape, Data: f["x"].Data}
 			group, infix := 32, ""
 			if _, rest, ok := strings.Cut(name[3:], "_"); ok {

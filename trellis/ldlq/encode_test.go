@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/turbotrellis/turbotrellis/internal/vec"
+	"github.com/turbotrellis/turbotrellis/internal/vectors"
 	"github.com/turbotrellis/turbotrellis/pack"
 	"github.com/turbotrellis/turbotrellis/trellis"
 	"gonum.org/v1/gonum/mat"
@@ -32,7 +32,7 @@ type layer struct {
 }
 
 func layers(t testing.TB) []layer {
-	f := vec.Load(t, "weights_minilm.safetensors")
+	f := vectors.Load(t, "weights_minilm.safetensors")
 	var l []layer
 	for _, name := range f.Names() {
 		if !f.Has(name + ".hessian") {

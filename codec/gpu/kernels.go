@@ -1,0 +1,124 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/shaders"
+)
+
+// simdWidth is the SIMD-group that every kernel is written for.
+const simdWidth = 32
+
+// kernels compiles a family of kernels when one of it is first needed, and keeps
+// its pipelines.
+type kernels struct {
+	dev    gpu.Device
+	source func(family string) (string, error)
+
+	compile   sync.Mutex // held while compiling
+	libraries map[string]gpu.Library
+
+	mu        sync.RWMutex
+	pipelines map[string]gpu.Pipeline
+}
+
+// A kernel is a variant ready for dispatch.
+type kernel struct {
+	shaders.Variant
+	pipeline gpu.Pipeline
+	declined string // why more special ones were passed over
+}
+
+func (k *kernels) get(v shaders.Variant) (kernel, error) {
+	k.mu.RLock()
+	p, ok := k.pipelines[v.Name]
+	k.mu.RUnlock()
+	if ok {
+		return kernel{Variant: v, pipeline: p}, nil
+	}
+	k.compile.Lock()
+	defer k.compile.Unlock()
+	if p, ok := k.pipelines[v.Name]; ok { // written under compile only
+		return kernel{Variant: v, pipeline: p}, nil
+	}
+	l, ok := k.libraries[v.Family]
+	if !ok {
+		source, err := k.source(v.Family)
+		if err != nil {
+			return kernel{}, err
+		}
+		if !strings.Contains(source, layout()) {
+			return kernel{}, fmt.Errorf("the %s kernels have another version of the argument structs than this program", v.Family)
+		}
+		if l, err = k.dev.NewLibrary(source, gpu.CompileOptions{}); err != nil {
+			return kernel{}, err
+		}
+		k.libraries[v.Family] = l
+	}
+	p, err := l.Pipeline(v.Name)
+	if err != nil {
+		return kernel{}, err
+	}
+	k.mu.Lock()
+	k.pipelines[v.Name] = p
+	k.mu.Unlock()
+	return kernel{Variant: v, pipeline: p}, nil
+}
+
+// A need is what a kernel has to do. Fields that the operation has no variants
+// for are zero.
+type need struct {
+	op            string
+	bits, keyBits int
+	signed        bool
+	dim           int // the row length, where there are kernels for single ones
+	size          int
+}
+
+func (n need) met(v shaders.Variant) bool {
+	return v.Op == n.op && (v.Bits == 0 || v.Bits == n.bits) && (v.Dim == 0 || v.Dim == n.dim) && (v.Size == 0 || v.Size == n.size) &&
+		(v.KeyBits == 0 || v.KeyBits == n.keyBits && v.Signed == n.signed)
+}
+
+// named returns the kernel of that name.
+func (k *kernels) named(name string) (kernel, error) {
+	for _, v := range variants() {
+		if v.Name == name {
+			return k.get(v)
+		}
+	}
+	return kernel{}, fmt.Errorf("%w named %s", errNoKernel, name)
+}
+
+var (
+	variants = sync.OnceValue(shaders.Variants)
+	layout   = sync.OnceValue(shaders.Layout)
+)
+
+var errNoKernel = errors.New("no kernel")
+
+// pick returns the first kernel that meets n and that accepts does not decline:
+// the table has special ones before general ones. The last reason is returned,
+// wrapped in errNoKernel, where all of them are declined.
+func (k *kernels) pick(n need, accepts func(kernel) error) (kernel, error) {
+	declined := ""
+	for _, v := range variants() {
+		if !n.met(v) {
+			continue
+		}
+		got, err := k.get(v)
+		if err != nil {
+			return kernel{}, err
+		}
+		if err = accepts(got); err == nil {
+			got.declined = declined
+			return got, nil
+		}
+		declined = fmt.Sprintf("%s: %v", v.Name, err)
+	}
+	return kernel{}, fmt.Errorf("%w: %s", errNoKernel, declined)
+}

@@ -1,0 +1,426 @@
+//go:build metal && hostmetal
+
+package gpu
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/shaders"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+const mutantVariable = "TURBOTRELLIS_MUTANT"
+
+// TestMutant runs a check on a backend with one mistake: what the tests below start
+// as a process of its own, since a mistake may end the process.
+func TestMutant(t *testing.T) {
+	name := os.Getenv(mutantVariable)
+	if name == "" {
+		t.Skip("for TestMutations")
+	}
+	o := Options{exact: true}
+	var wrap []func(gpu.Device) (gpu.Device, error)
+	check := ""
+	for _, m := range shaderMutations {
+		if m.name == name {
+			check = m.check
+			o.source = func(family string) (string, error) {
+				s, err := shaders.FamilySource(family)
+				return strings.ReplaceAll(s, m.old, m.new), err
+			}
+		}
+	}
+	for _, m := range planMutations {
+		if m.name == name {
+			check = m.check
+			wrap = append(wrap, func(d gpu.Device) (gpu.Device, error) {
+				m.saboteur.Device = d
+				return &m.saboteur, nil
+			})
+		}
+	}
+	if c, ok := strings.CutPrefix(name, "none: "); ok {
+		check = c
+	}
+	b := start(t, o, wrap...)
+	e := newExercise(t, b)
+	checks[check](e)
+	before := hostmetal.live(nil)
+	checks[check](e) // with pipelines and constants cached
+	if after := hostmetal.live(nil); after != before {
+		t.Errorf("%d objects, were %d", after, before)
+	}
+	b.Close()
+	if n := hostmetal.live(nil); n != 0 {
+		t.Errorf("%d objects left", n)
+	}
+	t.Logf("compared %d elements", e.compared)
+}
+
+// mutant runs TestMutant in a process of its own and returns its output and
+// whether it passed.
+func mutant(t *testing.T, name string) (string, bool) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run=^TestMutant$", "-test.v", "-test.timeout=120s")
+	cmd.Env = append(os.Environ(), mutantVariable+"="+name, "REQUIRE_BACKENDS=metal")
+	out, err := cmd.CombinedOutput()
+	return string(out), err == nil
+}
+
+// complaint picks the line that says what failed.
+func complaint(out string) string {
+	for line := range strings.Lines(out) {
+		if line = strings.TrimSpace(line); strings.Contains(line, "_test.go:") || strings.Contains(line, "hostmetal:") || strings.Contains(line, "SIG") {
+			return line[:min(len(line), 250)]
+		}
+	}
+	return out[:min(len(out), 250)]
+}
+
+// The checks that mutations have to fail: a few calls each, one family or two.
+var checks = map[string]func(*exercise){
+	"keys": func(e *exercise) {
+		for _, policy := range []codec.Policy{codec.Finite, codec.Compat} {
+			e.keys(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3, Policy: policy}, codec.F32, codec.BF16)
+			e.keys(codec.KVParams{HeadDim: 96, KeyBits: 2, ValueBits: 3, Policy: policy, ScaleType: codec.F32}, codec.F32, codec.F32)
+			e.keys(codec.KVParams{HeadDim: 192, KeyBits: 8, KeySigned: true, ValueHeadDim: 64, ValueBits: 3, Group: 64, Policy: policy}, codec.BF16, codec.F16)
+		}
+	},
+	"values": func(e *exercise) {
+		for _, d := range []int{64, 96} {
+			for _, rule := range []codec.ScaleRule{codec.RMS, codec.Search} {
+				e.values(codec.KVParams{HeadDim: d, KeyBits: 4, ValueBits: 3, Scale: rule}, codec.F32)
+			}
+		}
+	},
+	"hadamard": func(e *exercise) {
+		for _, d := range []int{64, 160, 96, 1792} {
+			e.unrotate(codec.KVParams{HeadDim: d, KeyBits: 4, ValueBits: 3})
+		}
+	},
+	"decode": func(e *exercise) {
+		e.decode(codec.KVParams{HeadDim: 64, ValueHeadDim: 160, KeyBits: 5, ValueBits: 3})
+		e.decode(codec.KVParams{HeadDim: 64, ValueHeadDim: 128, KeyBits: 4, ValueBits: 5})
+	},
+	"trellis": func(e *exercise) {
+		e.trellis(trellis.Params{L: 9, K: 2, T: 32, Scale: trellis.Refit}, trellis.Geometry{Axis: 1, Out: 37, In: 128, Interleaved: true}, codec.F32, codec.F32, 1)
+		e.trellis(trellis.Params{L: 10, K: 4, T: 32}, trellis.Geometry{Axis: 0, Out: 64, In: 5}, codec.F32, codec.BF16, 2)
+		e.blocks(trellis.Params{L: 12, K: 3, T: 64}, codec.F32, []int{4}, 3)
+		e.blocks(trellis.Params{L: 5, K: 4, T: 32, Code: trellis.ThreeInst}, codec.F16, []int{9}, 4)
+		e.blocks(trellis.Params{L: 7, K: 2, T: 64}, codec.F32, []int{100}, 5)
+		e.blocks(trellis.Params{L: 6, K: 1, T: 64}, codec.F16, []int{9}, 4)
+	},
+	"copy": func(e *exercise) {
+		x := tensor(codec.F32, samples(32, 96, 1), 2, 2, 2, 2, 2, 96)
+		deep := arrangement{"deep", []int{5, 0, 2, 4, 1, 3}, 4, 4, true}
+		kv, err := e.b.KV(codec.KVParams{HeadDim: 96, KeyBits: 4, ValueBits: 3})
+		e.must(err)
+		r, err := e.r.KV(codec.KVParams{HeadDim: 96, KeyBits: 4, ValueBits: 3})
+		e.must(err)
+		var got, want codec.Keys
+		e.must(r.EncodeKeys(&want, x))
+		at := e.place(x, deep)
+		defer e.b.Free(at.all)
+		e.must(kv.EncodeKeys(&got, at.Tensor))
+		e.same("codes", 0, got.Codes, want.Codes)
+	},
+	"status": func(e *exercise) {
+		x := codec.NewTensor(codec.F32, 40, 64)
+		for _, i := range []int{2000, 1030, 1500} {
+			codec.F32.Store(x.Data[4*i:], float32(math.NaN()))
+		}
+		kv, err := e.b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+		e.must(err)
+		var k codec.Keys
+		var at *codec.Error
+		if err := kv.EncodeKeys(&k, x); !errors.As(err, &at) || at.Index != 1030 {
+			e.t.Fatal(err)
+		}
+	},
+	"pack": func(e *exercise) { e.pack(8 * 13) },
+}
+
+func (e *exercise) keys(p codec.KVParams, in, out codec.DType) {
+	m, err := e.b.KV(p)
+	e.must(err)
+	r, err := e.r.KV(p)
+	e.must(err)
+	x := tensor(in, samples(27, p.HeadDim, 3), 27, p.HeadDim)
+	x.Shape = []int{3, 9, p.HeadDim}
+	x.Stride = []int{p.HeadDim, 3 * p.HeadDim, 1}
+	var got, want codec.Keys
+	e.must(r.EncodeKeys(&want, x))
+	e.must(m.EncodeKeys(&got, x))
+	e.same("key codes", 0, got.Codes, want.Codes)
+	e.same("key scales", r.Params().ScaleType, got.Scales, want.Scales)
+	e.same("key zeros", r.Params().ScaleType, got.Zeros, want.Zeros)
+	y, wantY := codec.NewTensor(out, x.Shape...), codec.NewTensor(out, x.Shape...)
+	e.must(r.DecodeKeys(wantY, want))
+	e.must(m.DecodeKeys(y, got))
+	e.same("keys", out, y.Data, wantY.Data)
+}
+
+func (e *exercise) values(p codec.KVParams, in codec.DType) {
+	m, err := e.b.KV(p)
+	e.must(err)
+	r, err := e.r.KV(p)
+	e.must(err)
+	x := tensor(in, samples(27, p.HeadDim, 3), 27, p.HeadDim)
+	var got, want codec.Values
+	e.must(r.EncodeValues(&want, x))
+	e.must(m.EncodeValues(&got, x))
+	e.same("value scales", codec.F16, got.Scales, want.Scales)
+	e.same("value codes", 0, got.Codes, want.Codes)
+}
+
+func (e *exercise) unrotate(p codec.KVParams) {
+	m, err := e.b.KV(p)
+	e.must(err)
+	r, err := e.r.KV(p)
+	e.must(err)
+	x := tensor(codec.F32, canonical(samples(9, p.HeadDim, 3)), 9, p.HeadDim)
+	got, want := codec.NewTensor(codec.F32, 9, p.HeadDim), codec.NewTensor(codec.F32, 9, p.HeadDim)
+	e.must(r.Unrotate(want, x))
+	e.must(m.Unrotate(got, x))
+	e.same("unrotated", codec.F32, got.Data, want.Data)
+}
+
+func (e *exercise) decode(p codec.KVParams) {
+	m, err := e.b.KV(p)
+	e.must(err)
+	r, err := e.r.KV(p)
+	e.must(err)
+	const rows = 19
+	var k codec.Keys
+	var v codec.Values
+	e.must(r.EncodeKeys(&k, tensor(codec.F32, samples(rows, p.HeadDim, 5), rows, p.HeadDim)))
+	e.must(r.EncodeValues(&v, tensor(codec.F32, samples(rows, p.ValueHeadDim, 6), rows, p.ValueHeadDim)))
+	gotK, wantK := codec.NewTensor(codec.F16, rows, p.HeadDim), codec.NewTensor(codec.F16, rows, p.HeadDim)
+	gotV, wantV := codec.NewTensor(codec.F16, rows, p.ValueHeadDim), codec.NewTensor(codec.F16, rows, p.ValueHeadDim)
+	e.must(r.Decode(wantK, wantV, k, v))
+	e.must(m.Decode(gotK, gotV, k, v))
+	e.same("keys", codec.F16, gotK.Data, wantK.Data)
+	e.same("values", codec.F16, gotV.Data, wantV.Data)
+	e.must(r.DecodeRotated(wantK, wantV, k, v))
+	e.must(m.DecodeRotated(gotK, gotV, k, v))
+	e.same("keys", codec.F16, gotK.Data, wantK.Data)
+	e.same("rotated values", codec.F16, gotV.Data, wantV.Data)
+	clear(gotV.Data)
+	e.must(m.DecodeValuesRotated(gotV, v))
+	e.same("rotated values alone", codec.F16, gotV.Data, wantV.Data)
+}
+
+// shaderMutations are mistakes in copies of the shaders.
+var shaderMutations = []struct{ name, old, new, check string }{
+	{"*barrier between passes removed", "        threadgroup_barrier(mem_flags::mem_threadgroup);\n    }\n    if (m != 1)", "    }\n    if (m != 1)", "hadamard"},
+	{"barrier before the transform removed", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    uint h = 1;", "    uint h = 1;", "decode"},
+	{"barrier of a Viterbi step removed", "        threadgroup_barrier(mem_flags::mem_threadgroup);\n        threadgroup float* swap", "        threadgroup float* swap", "trellis"},
+	{"return before a barrier", "threadgroup float* buf = memory + in_group * a.dim;", "if (!active) { return; }\n    threadgroup float* buf = memory + in_group * a.dim;", "hadamard"},
+	{"*shuffle mask of the transform swapped", "const float partner = simd_shuffle_xor(x[e], ushort(h));", "const float partner = simd_shuffle_xor(x[e], ushort(16u >> (h >> 1)));", "hadamard"},
+	{"shuffle masks of the tree in ascending order", "for (ushort mask = 16; mask > 0; mask >>= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "for (ushort mask = 1; mask < 32; mask <<= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "values"},
+	{"*tail guard dropped", "if (first >= a.dim || at.y >= a.rows) {", "if (first >= a.dim) {", "keys"},
+	{"tail guard of columns dropped", "if (at.x >= a.dim || at.y >= a.rows) {", "if (at.y >= a.rows) {", "copy"},
+	{"guard of rows off by one", "const bool active = nth < a.rows;", "const bool active = nth <= a.rows;", "keys"},
+	{"*key decode contracted", "return shifted * scale;", "return fma(key_value(code, is_signed), scale, zero * scale);", "keys"},
+	{"Viterbi emission contracted", "const float product = x * f[i * Q + q];\n                const float e = product - squares[i * Q + q];", "const float e = fma(x, f[i * Q + q], -squares[i * Q + q]);", "trellis"},
+	{"reciprocal for a quotient", "float q = v / se;", "float q = v * (1.0f / se);", "keys"},
+	{"*round for rint in a zero point", "zero = rint(zero);", "zero = round(zero);", "keys"},
+	{"round for rint in an index", "q = rint(q);", "q = round(q);", "keys"},
+	{"inputs not canonical", "return magnitude < 0x1f800000u ? 0.0f : x;", "return x;", "values"},
+	{"sign of a zero lost", "return (u & 0x7fffffffu) < 0x1f800000u ? as_type<float>(u & 0x80000000u) : x;", "return (u & 0x7fffffffu) < 0x1f800000u ? 0.0f : x;", "keys"},
+	{"bf16 truncated", "return ushort((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);", "return ushort(u >> 16);", "keys"},
+	{"*last offender reported", "atomic_fetch_min_explicit(status + word, index, memory_order_relaxed);", "atomic_store_explicit(status + word, index, memory_order_relaxed);", "status"},
+	{"strides exchanged", "long(r.y) * v.s1 + long(r.z) * v.s2", "long(r.z) * v.s1 + long(r.y) * v.s2", "keys"},
+	{"group of the wrong run", "long(first / a.group) * a.scales.s3", "long(first / a.group + (first >> 6)) * a.scales.s3", "decode"},
+	{"bit order of a unit", "unit |= code << (e * BITS);", "unit |= code << ((count - 1u - e) * BITS);", "pack"},
+	{"ties to the smallest predecessor", "if (g >= best) {", "if (g > best) {", "trellis"},
+	{"matrix not transposed", "minus = transposed ? rows[c] >> j : rows[j] >> c", "minus = rows[j] >> c", "hadamard"},
+	{"no wrap around a block", "w + 1u == words ? 0u : w + 1u", "w + 1u == words ? w : w + 1u", "trellis"},
+	{"tile of the wrong group", "(band - tile * groups) * 2u * a.block", "(band - tile * groups) * a.block", "trellis"},
+	{"second pass not pinned", "p.pinned = true;", "p.pinned = false;", "trellis"},
+	{"a search of eight", "c < 9", "c < 8", "values"},
+}
+
+// Each mistake, in a copy of the shaders or in planning, makes a check fail that
+// passes without it: those with a star in the short form, all with
+// TURBOTRELLIS_LONG.
+func TestMutations(t *testing.T) {
+	start(t, Options{}).Close()
+	tried := 0
+	try := func(name string) {
+		if !strings.HasPrefix(name, "*") && !long() {
+			return
+		}
+		tried++
+		out, passed := mutant(t, name)
+		if passed {
+			t.Errorf("%s: not caught", name)
+		}
+		t.Logf("%s: %s", name, complaint(out))
+	}
+	for name := range checks {
+		if out, passed := mutant(t, "none: "+name); !passed {
+			t.Fatalf("%s fails without a mutation: %s", name, out)
+		}
+	}
+	for _, m := range shaderMutations {
+		if !strings.Contains(shaders.Source(), m.old) {
+			t.Errorf("%s: the shaders no longer have %q", m.name, m.old)
+			continue
+		}
+		try(m.name)
+	}
+	for _, m := range planMutations {
+		try(m.name)
+	}
+	t.Logf("%d of %d mutations", tried, len(shaderMutations)+len(planMutations))
+}
+
+// saboteur is a device with a planner's mistakes.
+type saboteur struct {
+	gpu.Device
+	dispatch func(*gpu.Dispatch)
+	size     func(int) int
+	keep     bool // forgets to release
+}
+
+func (s *saboteur) NewBuffer(n int) (gpu.Buffer, error) {
+	if s.size != nil {
+		n = s.size(n)
+	}
+	b, err := s.Device.NewBuffer(n)
+	if s.keep && err == nil {
+		return kept{b}, nil
+	}
+	return b, err
+}
+
+type kept struct{ gpu.Buffer }
+
+func (kept) Release() {}
+
+func (s *saboteur) Run(list ...gpu.Dispatch) (d time.Duration, err error) {
+	for i := range list {
+		list[i].Buffers = slices.Clone(list[i].Buffers)
+		for k, b := range list[i].Buffers {
+			if own, ok := b.Buffer.(kept); ok {
+				list[i].Buffers[k].Buffer = own.Buffer
+			}
+		}
+		if s.dispatch != nil && list[i].Pipeline.Name() != "canary" {
+			s.dispatch(&list[i])
+		}
+	}
+	return s.Device.Run(list...)
+}
+
+func exchange(i, j int) func(*gpu.Dispatch) {
+	return func(d *gpu.Dispatch) { d.Buffers[i], d.Buffers[j] = d.Buffers[j], d.Buffers[i] }
+}
+
+// planMutations are mistakes in planning.
+var planMutations = []struct {
+	name     string
+	saboteur saboteur
+	check    string
+}{
+	{"*buffers in the wrong order", saboteur{dispatch: exchange(0, 1)}, "keys"},
+	{"scales for zeros", saboteur{dispatch: exchange(1, 2)}, "keys"},
+	{"one threadgroup missing", saboteur{dispatch: func(d *gpu.Dispatch) { d.Groups[0] = max(1, d.Groups[0]-1) }}, "trellis"},
+	{"half of the threads", saboteur{dispatch: func(d *gpu.Dispatch) { d.GroupSize[0] = max(1, d.GroupSize[0]/2) }}, "decode"},
+	{"too little threadgroup memory", saboteur{dispatch: func(d *gpu.Dispatch) {
+		for i := range d.ThreadgroupMemory {
+			d.ThreadgroupMemory[i] = 16
+		}
+	}}, "hadamard"},
+	{"last argument changed", saboteur{dispatch: func(d *gpu.Dispatch) {
+		d.Args = slices.Clone(d.Args)
+		d.Args[len(d.Args)-4] ^= 1
+	}}, "hadamard"},
+	{"arguments a word off", saboteur{dispatch: func(d *gpu.Dispatch) { d.Args = append(slices.Clone(d.Args[4:]), 0, 0, 0, 0) }}, "keys"},
+	{"*codes a byte short", saboteur{size: func(n int) int {
+		if n == 27*32 {
+			n--
+		}
+		return n
+	}}, "keys"},
+	{"buffers of half the size", saboteur{size: func(n int) int { return max(n/2, 2048+256) }}, "values"},
+	{"*releases forgotten", saboteur{keep: true}, "pack"},
+}
+
+// goMutations are mistakes in copies of the Go sources, each with the tests that
+// have to fail, TestMutant without a mutation of its own for NONE.
+var goMutations = []struct{ name, file, old, new, run string }{
+	{"an object released twice", "gpu/device/object.go", "mtl.Pool(d.s, o.metal.Release)", "mtl.Pool(d.s, func() { o.metal.Release(); o.metal.Release() })", "NONE"},
+	{"an object not released", "gpu/device/object.go", "mtl.Pool(d.s, o.metal.Release)", "mtl.Pool(d.s, func() {})", "NONE"},
+	{"buffers not given back", "job.go", "j.b.pool.put(buf)", "_ = buf", "NONE"},
+	{"buffers given back twice", "job.go", "j.b.pool.put(buf)", "j.b.pool.put(buf)\n\t\tj.b.pool.put(buf)", "TestEveryKernel"},
+	{"rows of a byte less", "rows.go", "j.buffer(n * o.dim * o.size)", "j.buffer(n*o.dim*o.size - 1)", "NONE"},
+	{"views exchanged", "kv.go", "X: v[0], Codes: v[1], Scales: v[2], Zeros: v[3]", "X: v[0], Codes: v[2], Scales: v[1], Zeros: v[3]", "TestVectorKV"},
+	{"n1 for n2", "kv.go", "N1: uint32(pl.n1), N2: uint32(pl.n2)", "N1: uint32(pl.n2), N2: uint32(pl.n1)", "TestEveryKernel"},
+	{"last slab reported", "errors.go", "*to == none && w", "w", "TestStatus"},
+	{"status not cleared", "job.go", "clearStatus(buf.Bytes())", "_ = buf", "TestStatus"},
+	{"gaps copied over", "rows.go", "if o.stride[i] > reach+1 {", "if false {", "TestConformance$"},
+	{"wide without looking", "kv.go", "if v.S3 == 1 && (v.Base|v.S0|v.S1|v.S2)&3 == 0 {", "if v.S3 == 1 {", "TestEveryKernel|TestConformanceOwned"},
+	{"canary not asked", "metal.go", "return shaders.CheckCanary(out.Bytes()[:shaders.CanaryLen])", "return false, nil", "TestBadDevices"},
+}
+
+// With TURBOTRELLIS_LONG, each mistake in a copy of the Go sources makes a test
+// fail.
+func TestGoMutations(t *testing.T) {
+	start(t, Options{}).Close()
+	if !long() {
+		t.Skip("builds the package for each mistake: set TURBOTRELLIS_LONG")
+	}
+	for _, m := range goMutations {
+		path, err := filepath.Abs(m.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(source), m.old) {
+			t.Errorf("%s: %s no longer has %q", m.name, m.file, m.old)
+			continue
+		}
+		dir := t.TempDir()
+		mutated, overlay := filepath.Join(dir, "mutated.go"), filepath.Join(dir, "overlay.json")
+		replace, err := json.Marshal(map[string]map[string]string{"Replace": {path: mutated}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(os.WriteFile(mutated, []byte(strings.ReplaceAll(string(source), m.old, m.new)), 0o644), os.WriteFile(overlay, replace, 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+		exe := filepath.Join(dir, "mutant.test")
+		if out, err := exec.Command("go", "test", "-c", "-o", exe, "-tags", "metal,hostmetal", "-overlay", overlay, ".").CombinedOutput(); err != nil {
+			t.Errorf("%s does not build: %s", m.name, out)
+			continue
+		}
+		cmd := exec.Command(exe, "-test.short", "-test.v", "-test.timeout=120s", "-test.run="+strings.ReplaceAll(m.run, "NONE", "^TestMutant$"))
+		cmd.Env = append(os.Environ(), "TURBOTRELLIS_LONG=", "REQUIRE_BACKENDS=metal", mutantVariable+"=none: keys")
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			t.Errorf("%s: not caught", m.name)
+		}
+		t.Logf("%s: %s", m.name, complaint(string(out)))
+	}
+}

@@ -1,0 +1,154 @@
+package gpu
+
+import (
+	"encoding/binary"
+	"math"
+	"sync"
+
+	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/hadamard"
+	"github.com/turbotrellis/turbotrellis/lloydmax"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+// tableBytes bounds the constant tables kept on the device. The largest, 2^16
+// code values, is 256 KiB.
+const tableBytes = 4 << 20
+
+// tables keeps constants on the device and drops the least recently used.
+type tables struct {
+	dev   gpu.Device
+	limit int
+
+	mu      sync.Mutex
+	entries map[tableKey]*table
+	bytes   int
+	clock   int
+}
+
+type tableKey struct {
+	kind tableKind
+	a, b int
+}
+
+type tableKind uint8
+
+const (
+	signTable  tableKind = iota // a: dimension; bit j set where the sign of element j is −1
+	levelTable                  // a: bits; centroids, then boundaries
+	codeTable                   // a: trellis.Code, b: L; f(s)
+)
+
+type table struct {
+	buf  gpu.Buffer
+	uses int // calls that are using it
+	last int
+}
+
+// get returns a table for one use, which put ends.
+func (t *tables) get(k tableKey) (*table, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e, ok := t.entries[k]
+	if !ok {
+		data, err := k.data()
+		if err != nil {
+			return nil, err
+		}
+		t.evict(t.limit - len(data))
+		buf, err := t.dev.NewBuffer(len(data))
+		if err != nil {
+			return nil, err
+		}
+		copy(buf.Bytes(), data)
+		e = &table{buf: buf}
+		t.entries[k] = e
+		t.bytes += len(data)
+	}
+	t.clock++
+	e.last = t.clock
+	e.uses++
+	return e, nil
+}
+
+func (t *tables) put(e *table) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e.uses--
+}
+
+// evict drops tables that are not in use, oldest first, until limit bytes are left.
+func (t *tables) evict(limit int) {
+	for t.bytes > limit {
+		var oldest tableKey
+		var found *table
+		for k, e := range t.entries {
+			if e.uses == 0 && (found == nil || e.last < found.last) {
+				oldest, found = k, e
+			}
+		}
+		if found == nil {
+			return
+		}
+		delete(t.entries, oldest)
+		t.bytes -= found.buf.Len()
+		found.buf.Release()
+	}
+}
+
+// data returns the bytes of a table.
+func (k tableKey) data() ([]byte, error) {
+	var values []float32
+	switch k.kind {
+	case signTable:
+		words := make([]byte, (k.a+31)/32*4)
+		for i, s := range hadamard.AppendSigns(nil, k.a) {
+			if s < 0 {
+				words[i/8] |= 1 << (i % 8)
+			}
+		}
+		return words, nil
+	case levelTable:
+		table, err := lloydmax.Lookup(k.a)
+		if err != nil {
+			return nil, err
+		}
+		values = table.AppendBoundaries(table.AppendCentroids(nil))
+	case codeTable:
+		var err error
+		if values, err = trellis.AppendValues(nil, trellis.Code(k.a), k.b); err != nil {
+			return nil, err
+		}
+	}
+	var data []byte
+	for _, v := range values {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+	}
+	return data, nil
+}
+
+// norm returns f32(1/√d), the constant that a transform ends with.
+func norm(d int) float32 { return float32(1 / math.Sqrt(float64(d))) }
+
+// factor returns the m of d = m·2^k.
+func factor(d int) int {
+	for _, m := range []int{12, 20, 28} {
+		if q := d / m; d%m == 0 && q&(q-1) == 0 && d&(d-1) != 0 {
+			return m
+		}
+	}
+	return 1
+}
+
+// inverseRMS returns f32(1/lutRMS) of a trellis code (docs/numerics.md §6).
+func inverseRMS(c trellis.Code, L int) (float32, error) {
+	values, err := trellis.AppendValues(nil, c, L)
+	if err != nil {
+		return 0, err
+	}
+	var sum float64
+	for _, v := range values {
+		sum += float64(float64(v) * float64(v))
+	}
+	return float32(1 / math.Sqrt(sum/float64(len(values)))), nil
+}

@@ -1,6 +1,0 @@
-//go:build !(metal && hostmetal)
-
-package driver_test
-
-// liveObjects counts Metal's objects where the framework can tell: hostmetal can.
-func liveObjects() int { return 0 }

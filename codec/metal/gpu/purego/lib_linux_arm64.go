@@ -1,7 +1,0 @@
-//go:build metal && hostmetal
-
-package purego
-
-// sendStruct is the entry for messages that return a structure of more than 16 bytes: arm64 needs
-// no other.
-const sendStruct = "objc_msgSend"

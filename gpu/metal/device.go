@@ -1,0 +1,401 @@
+// Package metal implements gpu.Device over Metal's objects. Messages go through the sender that the build tags
+// chose: darwinkit (cgo) or purego (without). Only the files send_*.go import one.
+//
+// Every call runs inside an autorelease pool on a locked thread; nothing autoreleased outlives it.
+// Ownership is explicit: each object that Metal hands out owned is released exactly once, by its
+// own Release or by the device's Close.
+package metal
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/gpu/metal/mtl"
+)
+
+// open opens the device that o chooses. driver is the sender's name, for Info.
+func open(s mtl.Sender, driver string, o gpu.Options) (gpu.Device, error) {
+	var d *device
+	err := error(&gpu.Error{Op: "open", Err: gpu.ErrUnavailable, Detail: wanted(o)})
+	each(s, func(m mtl.Device) bool {
+		info := describe(m, driver)
+		if o.Name != "" && o.Name != info.Name || o.RegistryID != 0 && o.RegistryID != info.RegistryID {
+			return false
+		}
+		queue := m.NewCommandQueue()
+		if queue.IsNil() {
+			err = &gpu.Error{Op: "open", Err: gpu.ErrUnavailable, Detail: info.Name + " gives no command queue"}
+			return false
+		}
+		d = &device{s: s, device: m, queue: queue, info: info, prebuilt: o.Prebuilt, live: map[*object]struct{}{}}
+		return true
+	})
+	if d == nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func wanted(o gpu.Options) string {
+	b := "no Metal device"
+	if o.Name != "" {
+		b += fmt.Sprintf(" named %q", o.Name)
+	}
+	if o.RegistryID != 0 {
+		b += fmt.Sprintf(" with registry id %#x", o.RegistryID)
+	}
+	return b
+}
+
+// list describes every device, the default one first.
+func list(s mtl.Sender, driver string) []gpu.Info {
+	var infos []gpu.Info
+	seen := map[uint64]bool{}
+	each(s, func(m mtl.Device) bool {
+		info := describe(m, driver)
+		if !seen[info.RegistryID] {
+			seen[info.RegistryID] = true
+			infos = append(infos, info)
+		}
+		return false
+	})
+	return infos
+}
+
+// each calls f, inside a pool, with the default device and then with all of them (the default may
+// be nil where others are there), until f keeps one by returning true: its ownership is then f's.
+func each(s mtl.Sender, f func(mtl.Device) bool) {
+	mtl.Pool(s, func() {
+		if m := mtl.CreateSystemDefaultDevice(s); !m.IsNil() {
+			if f(m) {
+				return
+			}
+			m.Release()
+		}
+		all := mtl.CopyAllDevices(s)
+		if all.IsNil() {
+			return
+		}
+		defer all.Release()
+		for i := range all.Count() {
+			m := all.ObjectAtIndex(i)
+			m.Retain()
+			if f(m) {
+				return
+			}
+			m.Release()
+		}
+	})
+}
+
+func describe(m mtl.Device, driver string) gpu.Info {
+	threads := m.MaxThreadsPerThreadgroup()
+	return gpu.Info{
+		Driver:               driver,
+		Name:                 m.Name(),
+		Architecture:         m.Architecture(),
+		RegistryID:           m.RegistryID(),
+		UnifiedMemory:        m.HasUnifiedMemory(),
+		WorkingSet:           m.RecommendedMaxWorkingSetSize(),
+		MaxBuffer:            uint64(m.MaxBufferLength()),
+		MaxThreadgroupMemory: int(m.MaxThreadgroupMemoryLength()),
+		MaxThreads:           [3]int{int(threads.Width), int(threads.Height), int(threads.Depth)},
+	}
+}
+
+type device struct {
+	s      mtl.Sender
+	device mtl.Device
+	queue  mtl.CommandQueue
+	info   gpu.Info
+
+	prebuilt string // gpu.Options
+
+	// mu is held for reading by every call that uses device or queue, and for writing by Close.
+	mu     sync.RWMutex
+	closed bool
+
+	liveMu sync.Mutex
+	live   map[*object]struct{} // what Close has to release
+}
+
+func (d *device) Info() gpu.Info { return d.info }
+
+// enter begins a call; leave with d.mu.RUnlock unless it fails.
+func (d *device) enter(op string) error {
+	d.mu.RLock()
+	if d.closed {
+		d.mu.RUnlock()
+		return &gpu.Error{Op: op, Err: gpu.ErrClosed}
+	}
+	return nil
+}
+
+func (d *device) NewBuffer(size int) (gpu.Buffer, error) {
+	const op = "new buffer"
+	if size <= 0 {
+		return nil, &gpu.Error{Op: op, Err: gpu.ErrInvalid, Detail: fmt.Sprintf("%d bytes", size)}
+	}
+	if err := d.enter(op); err != nil {
+		return nil, err
+	}
+	defer d.mu.RUnlock()
+	if uint64(size) > d.info.MaxBuffer {
+		detail := fmt.Sprintf("%d bytes, more than the device's limit of %d", size, d.info.MaxBuffer)
+		return nil, &gpu.Error{Op: op, Err: gpu.ErrOutOfMemory, Detail: detail}
+	}
+	var b *buffer
+	mtl.Pool(d.s, func() {
+		m := d.device.NewBufferWithLength(uint(size), mtl.ResourceStorageModeShared)
+		if m.IsNil() {
+			return
+		}
+		p := m.Contents()
+		if p == nil {
+			m.Release()
+			return
+		}
+		b = &buffer{metal: m, bytes: unsafe.Slice((*byte)(p), size)}
+		b.init(d, m.Object)
+	})
+	if b == nil {
+		return nil, &gpu.Error{Op: op, Err: gpu.ErrOutOfMemory, Detail: fmt.Sprintf("%d bytes", size)}
+	}
+	return b, nil
+}
+
+func (d *device) NewLibrary(source string, o gpu.CompileOptions) (gpu.Library, error) {
+	const op = "compile"
+	if i := strings.IndexByte(source, 0); i >= 0 {
+		return nil, &gpu.Error{Op: op, Err: gpu.ErrInvalid, Detail: fmt.Sprintf("NUL in the source at byte %d", i)}
+	}
+	if err := d.enter(op); err != nil {
+		return nil, err
+	}
+	defer d.mu.RUnlock()
+	if d.prebuilt != "" && !o.FastMath {
+		name := gpu.PrebuiltName(source)
+		path := filepath.Join(d.prebuilt, name+".metallib")
+		if _, err := os.Stat(path); err == nil {
+			return d.loadLibrary(path, name)
+		}
+	}
+	var l *library
+	var err error
+	mtl.Pool(d.s, func() {
+		options := mtl.NewCompileOptions(d.s)
+		defer options.Release()
+		options.SetLanguageVersion(mtl.LanguageVersion3_0)
+		switch {
+		case !options.HasMathMode():
+			options.SetFastMathEnabled(o.FastMath)
+		case o.FastMath:
+			options.SetMathMode(mtl.MathModeFast)
+			options.SetMathFloatingPointFunctions(mtl.MathFloatingPointFunctionsFast)
+		default:
+			options.SetMathMode(mtl.MathModeSafe)
+			options.SetMathFloatingPointFunctions(mtl.MathFloatingPointFunctionsPrecise)
+		}
+		m, nserr := d.device.NewLibraryWithSource(source, options)
+		if m.IsNil() {
+			err = failure(op, "", gpu.ErrCompile, nserr)
+			return
+		}
+		l = &library{metal: m}
+		l.init(d, m.Object)
+	})
+	if l == nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// loadLibrary loads a compiled library, which must hold the named kernel.
+func (d *device) loadLibrary(path, kernel string) (gpu.Library, error) {
+	const op = "load"
+	var l *library
+	var err error
+	mtl.Pool(d.s, func() {
+		m, nserr := d.device.NewLibraryWithURL(path)
+		if m.IsNil() {
+			e := failure(op, "", gpu.ErrCompile, nserr)
+			e.Detail = path + ": " + e.Detail
+			err = e
+			return
+		}
+		proof := m.NewFunctionWithName(kernel)
+		if proof.IsNil() {
+			m.Release()
+			err = &gpu.Error{Op: op, Err: gpu.ErrCompile, Detail: path + " was compiled from another source than its name says"}
+			return
+		}
+		proof.Release()
+		l = &library{metal: m}
+		l.init(d, m.Object)
+	})
+	if l == nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Run encodes, commits and waits.
+func (d *device) Run(list ...gpu.Dispatch) (time.Duration, error) {
+	const op = "run"
+	if err := d.enter(op); err != nil {
+		return 0, err
+	}
+	defer d.mu.RUnlock()
+	var held []*object
+	defer func() {
+		for _, o := range held {
+			o.drop()
+		}
+	}()
+	var work []*gpu.Dispatch
+	for i := range list {
+		if err := list[i].Check(d.info); err != nil {
+			return 0, err
+		}
+		objects, err := d.hold(&list[i], held)
+		held = objects
+		if err != nil {
+			return 0, err
+		}
+		if !list[i].Empty() {
+			work = append(work, &list[i])
+		}
+	}
+	if len(work) == 0 {
+		return 0, nil
+	}
+	var spent time.Duration
+	var err error
+	mtl.Pool(d.s, func() { spent, err = d.run(work) })
+	return spent, err
+}
+
+// hold keeps the objects of x alive and appends them to held. It fails if one was released, or
+// comes from elsewhere.
+func (d *device) hold(x *gpu.Dispatch, held []*object) ([]*object, error) {
+	bad := func(err error, detail string) error {
+		return &gpu.Error{Op: "run", Kernel: x.Pipeline.Name(), Err: err, Detail: detail}
+	}
+	p, ok := x.Pipeline.(*pipeline)
+	if !ok || p.dev != d {
+		return held, bad(gpu.ErrInvalid, "the pipeline is another device's")
+	}
+	if !p.hold() {
+		return held, bad(gpu.ErrReleased, "the pipeline")
+	}
+	held = append(held, &p.object)
+	for i := range x.Buffers {
+		b, ok := x.Buffers[i].Buffer.(*buffer)
+		if !ok || b.dev != d {
+			return held, bad(gpu.ErrInvalid, fmt.Sprintf("buffer %d is another device's", i))
+		}
+		if !b.hold() {
+			return held, bad(gpu.ErrReleased, fmt.Sprintf("buffer %d", i))
+		}
+		held = append(held, &b.object)
+	}
+	return held, nil
+}
+
+func (d *device) run(work []*gpu.Dispatch) (time.Duration, error) {
+	const op = "run"
+	commands := d.queue.CommandBuffer()
+	if commands.IsNil() {
+		return 0, &gpu.Error{Op: op, Err: gpu.ErrFailed, Detail: "the queue gives no command buffer"}
+	}
+	for _, x := range work { // an encoder each, so that nothing bound for one is left for the next; encoders run in order
+		encoder := commands.ComputeCommandEncoder()
+		if encoder.IsNil() {
+			return 0, &gpu.Error{Op: op, Kernel: x.Pipeline.Name(), Err: gpu.ErrFailed, Detail: "the command buffer gives no encoder"}
+		}
+		encoder.SetComputePipelineState(x.Pipeline.(*pipeline).metal)
+		for i, b := range x.Buffers {
+			encoder.SetBuffer(b.Buffer.(*buffer).metal, uint(b.Offset), uint(i))
+		}
+		if len(x.Args) > 0 {
+			encoder.SetBytes(x.Args, uint(len(x.Buffers)))
+		}
+		for i, n := range x.ThreadgroupMemory {
+			encoder.SetThreadgroupMemoryLength(uint(n), uint(i))
+		}
+		encoder.DispatchThreadgroups(size(x.Groups), size(x.GroupSize))
+		encoder.EndEncoding()
+	}
+	commands.Commit()
+	commands.WaitUntilCompleted()
+	if nserr := commands.Error(); !nserr.IsNil() || commands.Status() != mtl.CommandBufferStatusCompleted {
+		return 0, failure(op, kernels(work), gpu.ErrFailed, nserr)
+	}
+	return time.Duration((commands.GPUEndTime() - commands.GPUStartTime()) * float64(time.Second)), nil
+}
+
+func size(n [3]int) mtl.Size {
+	return mtl.Size{Width: uint64(n[0]), Height: uint64(n[1]), Depth: uint64(n[2])}
+}
+
+// kernels names what a list runs, in order, each kernel once.
+func kernels(work []*gpu.Dispatch) string {
+	var names []string
+	seen := map[string]bool{}
+	for _, x := range work {
+		if n := x.Pipeline.Name(); !seen[n] {
+			seen[n] = true
+			names = append(names, n)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// failure reads e, which may be nil, while its pool lives.
+func failure(op, kernel string, class error, e mtl.NSError) *gpu.Error {
+	out := &gpu.Error{Op: op, Kernel: kernel, Err: class, Detail: "the system gave no reason"}
+	if e.IsNil() {
+		return out
+	}
+	out.Domain, out.Code, out.Detail = e.Domain(), e.Code(), e.LocalizedDescription()
+	if out.Domain == mtl.CommandBufferErrorDomain {
+		switch out.Code {
+		case mtl.CommandBufferErrorTimeout:
+			out.Err = gpu.ErrTimeout
+		case mtl.CommandBufferErrorPageFault:
+			out.Err = gpu.ErrPageFault
+		case mtl.CommandBufferErrorOutOfMemory:
+			out.Err = gpu.ErrOutOfMemory
+		}
+	}
+	return out
+}
+
+func (d *device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return &gpu.Error{Op: "close", Err: gpu.ErrClosed}
+	}
+	d.closed = true
+	d.liveMu.Lock()
+	var rest []*object
+	for o := range d.live {
+		rest = append(rest, o)
+	}
+	d.liveMu.Unlock()
+	for _, o := range rest {
+		o.release()
+	}
+	mtl.Pool(d.s, func() {
+		d.queue.Release()
+		d.device.Release()
+	})
+	return nil
+}

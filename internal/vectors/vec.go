@@ -1,0 +1,219 @@
+// Package vectors reads the committed test vectors. It is for tests only: every
+// problem ends the test, so a missing or malformed file can never pass for an
+// empty one.
+package vectors
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// Env names the environment variable that replaces the repository's testdata
+// folder. The folder it holds is laid out the same way.
+const Env = "TURBOTRELLIS_DATA"
+
+// Tensor is one entry of a safetensors file. Data is little-endian, row-major.
+type Tensor struct {
+	DType string
+	Shape []int
+	Data  []byte
+}
+
+// File is a safetensors file held in memory, by tensor name. Treat it as
+// read-only.
+type File map[string]Tensor
+
+// dtypeBytes gives the element size of the dtypes the vectors use.
+var dtypeBytes = map[string]int{
+	"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4,
+}
+
+// Dir returns the folder the vectors are read from: $TURBOTRELLIS_DATA, else
+// testdata beside the go.mod found by walking up from the working directory.
+func Dir(tb testing.TB) string {
+	tb.Helper()
+	if dir := os.Getenv(Env); dir != "" {
+		return dir
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		tb.Fatalf("vec: %v", err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return filepath.Join(dir, "testdata")
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			tb.Fatalf("vec: no go.mod above the working directory; set %s", Env)
+		}
+		dir = up
+	}
+}
+
+// ReadFile returns the bytes of the file at rel, a slash-separated path below
+// Dir, and ends the test where it cannot.
+func ReadFile(tb testing.TB, rel string) []byte {
+	tb.Helper()
+	b, err := os.ReadFile(filepath.Join(Dir(tb), filepath.FromSlash(rel)))
+	if err != nil {
+		tb.Fatalf("vec: %v", err)
+	}
+	return b
+}
+
+// Load reads the safetensors file at rel, a slash-separated path below Dir,
+// such as "kv/kv_d64.safetensors".
+func Load(tb testing.TB, rel string) File {
+	tb.Helper()
+	f, err := parse(ReadFile(tb, rel))
+	if err != nil {
+		tb.Fatalf("vec: %s: %v", rel, err)
+	}
+	return f
+}
+
+func parse(b []byte) (File, error) {
+	if len(b) < 8 {
+		return nil, errors.New("shorter than a header length")
+	}
+	n := binary.LittleEndian.Uint64(b)
+	if n > uint64(len(b)-8) {
+		return nil, fmt.Errorf("header of %d bytes in a file of %d", n, len(b))
+	}
+	var entries map[string]json.RawMessage
+	if err := json.Unmarshal(b[8:8+n], &entries); err != nil {
+		return nil, fmt.Errorf("header: %w", err)
+	}
+	delete(entries, "__metadata__")
+	data := b[8+n:]
+	f := make(File, len(entries))
+	for name, raw := range entries {
+		var e struct {
+			DType   string `json:"dtype"`
+			Shape   []int  `json:"shape"`
+			Offsets [2]int `json:"data_offsets"`
+		}
+		if err := json.Unmarshal(raw, &e); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", name, err)
+		}
+		size, ok := dtypeBytes[e.DType]
+		if !ok {
+			return nil, fmt.Errorf("tensor %q: dtype %q", name, e.DType)
+		}
+		lo, hi := e.Offsets[0], e.Offsets[1]
+		if lo < 0 || hi < lo || hi > len(data) {
+			return nil, fmt.Errorf("tensor %q: bytes [%d, %d) of %d", name, lo, hi, len(data))
+		}
+		for _, d := range e.Shape {
+			size *= d
+		}
+		if hi-lo != size {
+			return nil, fmt.Errorf("tensor %q: %d bytes for shape %v of %s", name, hi-lo, e.Shape, e.DType)
+		}
+		f[name] = Tensor{e.DType, e.Shape, data[lo:hi:hi]}
+	}
+	if len(f) == 0 {
+		return nil, errors.New("no tensors")
+	}
+	return f, nil
+}
+
+// Has reports whether the file holds a tensor of that name.
+func (f File) Has(name string) bool {
+	_, ok := f[name]
+	return ok
+}
+
+// Names returns the tensors' names, sorted.
+func (f File) Names() []string { return slices.Sorted(maps.Keys(f)) }
+
+// Shape returns the shape of the named tensor, nil where there is none.
+func (f File) Shape(name string) []int { return f[name].Shape }
+
+// DType returns the dtype of the named tensor, such as "F32", empty where
+// there is none.
+func (f File) DType(name string) string { return f[name].DType }
+
+// Bytes returns the raw little-endian bytes of the named tensor of any dtype.
+func (f File) Bytes(tb testing.TB, name string) []byte {
+	tb.Helper()
+	return f.tensor(tb, name).Data
+}
+
+// F32 returns the elements of the named F32 tensor.
+func (f File) F32(tb testing.TB, name string) []float32 {
+	tb.Helper()
+	data := f.tensor(tb, name, "F32").Data
+	out := make([]float32, len(data)/4)
+	for i := range out {
+		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
+	}
+	return out
+}
+
+// U32 returns the elements of the named U32 tensor.
+func (f File) U32(tb testing.TB, name string) []uint32 {
+	tb.Helper()
+	data := f.tensor(tb, name, "U32").Data
+	out := make([]uint32, len(data)/4)
+	for i := range out {
+		out[i] = binary.LittleEndian.Uint32(data[4*i:])
+	}
+	return out
+}
+
+// I32 returns the elements of the named I32 tensor.
+func (f File) I32(tb testing.TB, name string) []int32 {
+	tb.Helper()
+	data := f.tensor(tb, name, "I32").Data
+	out := make([]int32, len(data)/4)
+	for i := range out {
+		out[i] = int32(binary.LittleEndian.Uint32(data[4*i:]))
+	}
+	return out
+}
+
+// I8 returns the elements of the named I8 tensor.
+func (f File) I8(tb testing.TB, name string) []int8 {
+	tb.Helper()
+	data := f.tensor(tb, name, "I8").Data
+	out := make([]int8, len(data))
+	for i, b := range data {
+		out[i] = int8(b)
+	}
+	return out
+}
+
+// U16 returns the bit patterns of the named F16 or BF16 tensor.
+func (f File) U16(tb testing.TB, name string) []uint16 {
+	tb.Helper()
+	data := f.tensor(tb, name, "F16", "BF16").Data
+	out := make([]uint16, len(data)/2)
+	for i := range out {
+		out[i] = binary.LittleEndian.Uint16(data[2*i:])
+	}
+	return out
+}
+
+// tensor returns the named tensor, which must have one of the dtypes if any
+// are given.
+func (f File) tensor(tb testing.TB, name string, dtypes ...string) Tensor {
+	tb.Helper()
+	t, ok := f[name]
+	if !ok {
+		tb.Fatalf("vec: no tensor %q", name)
+	}
+	if len(dtypes) > 0 && !slices.Contains(dtypes, t.DType) {
+		tb.Fatalf("vec: tensor %q is %s, want one of %v", name, t.DType, dtypes)
+	}
+	return t
+}

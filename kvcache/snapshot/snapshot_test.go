@@ -1,0 +1,556 @@
+package snapshot
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/ref"
+	"github.com/turbotrellis/turbotrellis/internal/safetensors"
+	"github.com/turbotrellis/turbotrellis/internal/vectors"
+)
+
+// memory is a file in memory.
+type memory struct{ b []byte }
+
+func (m *memory) WriteAt(p []byte, off int64) (int, error) {
+	if n := int(off) + len(p); n > len(m.b) {
+		m.b = append(m.b, make([]byte, n-len(m.b))...)
+	}
+	return copy(m.b[off:], p), nil
+}
+
+type tensor struct {
+	name  string
+	dtype safetensors.DType
+	shape []int
+	data  []byte
+}
+
+// file returns a safetensors file.
+func file(t testing.TB, meta map[string]string, tensors ...tensor) []byte {
+	t.Helper()
+	var infos []safetensors.Info
+	for _, x := range tensors {
+		infos = append(infos, safetensors.Info{Name: x.name, DType: x.dtype, Shape: x.shape})
+	}
+	var b bytes.Buffer
+	w, err := safetensors.NewWriter(&b, meta, infos)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range tensors {
+		tw, err := w.Tensor(x.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tw.Write(x.data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func f32(name string, shape []int, f func(i int) float32) tensor {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	data := make([]byte, 4*n)
+	for i := range n {
+		codec.F32.Store(data[4*i:], f(i))
+	}
+	return tensor{name, safetensors.F32, shape, data}
+}
+
+func wave(i int) float32 { return float32(i%97) - 48 }
+
+func options() EncodeOptions {
+	return EncodeOptions{Backend: ref.New(), Params: codec.KVParams{KeyBits: 8, KeySigned: true, ValueBits: 3}}
+}
+
+func encode(t testing.TB, src []byte, o EncodeOptions) ([]byte, error) {
+	t.Helper()
+	var dst memory
+	_, err := Encode(&dst, bytes.NewReader(src), int64(len(src)), o)
+	return dst.b, err
+}
+
+func open(b []byte) (*Snapshot, error) { return Open(bytes.NewReader(b), int64(len(b))) }
+
+func decode(t testing.TB, snapshot []byte, o DecodeOptions) (*safetensors.File, error) {
+	t.Helper()
+	s, err := open(snapshot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dst memory
+	o.Backend = ref.New()
+	if _, err := s.Decode(&dst, o); err != nil {
+		return nil, err
+	}
+	f, err := safetensors.NewFile(bytes.NewReader(dst.b), int64(len(dst.b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f, nil
+}
+
+// TestRealCache packs a real cache and compares every stored and restored byte
+// with the codec's, called directly on whole tensors.
+func TestRealCache(t *testing.T) {
+	src := vectors.ReadFile(t, "kv_minilm.safetensors")
+	f := vectors.Load(t, "kv_minilm.safetensors")
+	snap, err := encode(t, src, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := open(snap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []codec.DType{0, codec.F32, codec.BF16} {
+		out, err := decode(t, snap, DecodeOptions{DType: d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d == 0 {
+			d = codec.F16
+		}
+		compared := 0
+		for i, l := range s.Layers() {
+			kv, err := ref.New().KV(s.Params(i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			x := func(name string) codec.Tensor {
+				return codec.Tensor{DType: codec.F16, Shape: f[name].Shape, Data: f[name].Data}
+			}
+			var k codec.Keys
+			var v codec.Values
+			if err := errors.Join(kv.EncodeKeys(&k, x(l.Keys.Name)), kv.EncodeValues(&v, x(l.Values.Name))); err != nil {
+				t.Fatal(err)
+			}
+			gotK, gotV, err := s.Read(i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(k, gotK) + cmp.Diff(v, gotV); diff != "" {
+				t.Fatalf("%s: packed form differs:\n%s", l.Keys.Name, diff)
+			}
+			for name, decode := range map[string]func(codec.Tensor) error{
+				l.Keys.Name:   func(out codec.Tensor) error { return kv.DecodeKeys(out, k) },
+				l.Values.Name: func(out codec.Tensor) error { return kv.DecodeValues(out, v) },
+			} {
+				want := codec.NewTensor(d, f[name].Shape...)
+				if err := decode(want); err != nil {
+					t.Fatal(err)
+				}
+				got, err := out.AppendTensor(nil, name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(got, want.Data) {
+					t.Fatalf("%s as %v: restored bytes differ", name, d)
+				}
+				if in, _ := out.Lookup(name); !slices.Equal(in.Shape, f[name].Shape) {
+					t.Fatalf("%s: shape %v, want %v", name, in.Shape, f[name].Shape)
+				}
+				compared += len(got)
+			}
+		}
+		if compared == 0 {
+			t.Fatal("nothing compared")
+		}
+		t.Logf("%v: compared %d bytes in %d layers", d, compared, len(s.Layers()))
+	}
+	if got := s.Metadata()["source"]; got == "" {
+		t.Error("the source's metadata is gone")
+	}
+}
+
+// TestChunks packs tensors longer than a chunk of every goroutine together.
+func TestChunks(t *testing.T) {
+	rows := 5*chunkBytes/(4*64) + 3
+	src := file(t, nil, f32("k", []int{rows, 64}, wave), f32("v", []int{rows, 64}, wave))
+	snap, err := encode(t, src, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := decode(t, snap, DecodeOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kv, _ := ref.New().KV(codec.KVParams{HeadDim: 64, KeyBits: 8, KeySigned: true, ValueBits: 3})
+	in := f32("", []int{rows, 64}, wave)
+	x := codec.Tensor{DType: codec.F32, Shape: in.shape, Data: in.data}
+	want := codec.NewTensor(codec.F32, rows, 64)
+	var k codec.Keys
+	if err := errors.Join(kv.EncodeKeys(&k, x), kv.DecodeKeys(want, k)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := out.AppendTensor(nil, "k")
+	if err != nil || !bytes.Equal(got, want.Data) {
+		t.Errorf("keys differ (%v)", err)
+	}
+}
+
+func TestSkipLayersAndRawTensors(t *testing.T) {
+	ids := tensor{"positions", safetensors.I64, []int{2}, []byte("0123456789abcdef")}
+	var tensors []tensor
+	for l := range 3 {
+		tensors = append(tensors, f32(fmt.Sprintf("layers.%d.k", l), []int{2, 4, 32}, wave), f32(fmt.Sprintf("layers.%d.v", l), []int{2, 4, 64}, wave))
+	}
+	src := file(t, map[string]string{"model": "m"}, append(tensors, ids)...)
+	o := options()
+	o.Skip, _ = ParseLayers("1")
+	snap, err := encode(t, src, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := open(snap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := s.Raw(), []string{"layers.1.k", "layers.1.v", "positions"}; !slices.Equal(got, want) {
+		t.Errorf("raw %v, want %v", got, want)
+	}
+	if p := s.Params(1); p.HeadDim != 32 || p.ValueHeadDim != 64 {
+		t.Errorf("head dimensions %d and %d", p.HeadDim, p.ValueHeadDim)
+	}
+	out, err := decode(t, snap, DecodeOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []tensor{tensors[2], tensors[3], ids} {
+		got, err := out.AppendTensor(nil, x.name)
+		if err != nil || !bytes.Equal(got, x.data) {
+			t.Errorf("%s is not the original (%v)", x.name, err)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"model": "m"}, out.Metadata()); diff != "" {
+		t.Error(diff)
+	}
+	// One layer alone.
+	for layer, want := range map[string][]string{"1": {"layers.1.k", "layers.1.v"}, "2": {"layers.2.k", "layers.2.v"}} {
+		set, _ := ParseLayers(layer)
+		out, err := decode(t, snap, DecodeOptions{Layers: set})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, in := range out.Tensors() {
+			names = append(names, in.Name)
+		}
+		if !slices.Equal(names, want) {
+			t.Errorf("layer %s restored %v, want %v", layer, names, want)
+		}
+	}
+	if _, err := decode(t, snap, DecodeOptions{Layers: LayerSet{7: true}}); !errors.Is(err, ErrNoTensor) || !strings.Contains(err.Error(), "layer 7") {
+		t.Errorf("layer 7: %v", err)
+	}
+}
+
+func TestEmptyTensors(t *testing.T) {
+	snap, err := encode(t, file(t, nil, f32("k", []int{2, 0, 32}, wave), f32("v", []int{2, 0, 32}, wave)), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := decode(t, snap, DecodeOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if in, ok := out.Lookup("v"); !ok || !slices.Equal(in.Shape, []int{2, 0, 32}) {
+		t.Errorf("restored %v", in)
+	}
+}
+
+func TestEncodeErrors(t *testing.T) {
+	k, v := f32("a.k", []int{4, 32}, wave), f32("a.v", []int{4, 32}, wave)
+	as := func(x tensor, d safetensors.DType) tensor {
+		x.dtype = d
+		x.data = x.data[:len(x.data)*d.Size()/4]
+		return x
+	}
+	renamed := func(x tensor, name string) tensor { x.name = name; return x }
+	base := options()
+	with := func(f func(*EncodeOptions)) EncodeOptions { o := base; f(&o); return o }
+	big := f32("a.k", []int{9000, 64}, func(i int) float32 {
+		if i == 543210 {
+			return float32(math.NaN())
+		}
+		return 1
+	})
+	huge := f32("a.v", []int{4, 32}, func(i int) float32 { return 1e9 })
+	for _, test := range []struct {
+		name string
+		src  []byte
+		o    EncodeOptions
+		err  error
+		text string
+	}{
+		{"no match", file(t, nil, renamed(k, "weight")), base, ErrNoTensor, "no name matches"},
+		{"all skipped", file(t, nil, renamed(k, "0.k"), renamed(v, "0.v")), with(func(o *EncodeOptions) { o.Skip = LayerSet{0: true} }), ErrNoTensor, "skipped layers aside"},
+		{"skip of no layer", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Skip = LayerSet{3: true} }), ErrNoTensor, "layer 3"},
+		{"no values", file(t, nil, k), base, ErrPair, `keys "a.k" have no values`},
+		{"no keys", file(t, nil, v), base, ErrPair, `values "a.v" have no keys`},
+		{"two keys", file(t, nil, k, renamed(k, "a.keys"), v), base, ErrPair, `"a.k" and "a.keys"`},
+		{"both", file(t, nil, k, v), with(func(o *EncodeOptions) { o.KeyNames = regexp.MustCompile(".") }), ErrPair, "as keys and as values"},
+		{"lengths", file(t, nil, k, f32("a.v", []int{5, 32}, wave)), base, ErrPair, "[4 32]"},
+		{"dtypes", file(t, nil, k, as(v, safetensors.F16)), base, ErrPair, "F16"},
+		{"integers", file(t, nil, as(k, safetensors.I32), as(v, safetensors.I32)), base, codec.ErrDType, "I32"},
+		{"rank", file(t, nil, f32("k", []int{32}, wave), f32("v", []int{32}, wave)), base, codec.ErrShape, "[32]"},
+		{"head dimension", file(t, nil, f32("a.k", []int{4, 40}, wave), f32("a.v", []int{4, 40}, wave)), base, codec.ErrParams, "40"},
+		{"value transform", file(t, nil, f32("a.k", []int{4, 32}, wave), f32("a.v", []int{4, 576}, wave)), base, codec.ErrParams, "576"},
+		{"bits", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Params.ValueBits = 7 }), codec.ErrParams, "7"},
+		{"NaN", file(t, nil, big, f32("a.v", []int{9000, 64}, wave)), base, codec.ErrNonFinite, `"a.k": element 543210`},
+		{"overflow", file(t, nil, k, huge), base, codec.ErrScaleOverflow, `"a.v": element 0`},
+		{"another type", []byte("PK\x03\x04 not this"), base, safetensors.ErrNotSafetensors, "not a safetensors file"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := encode(t, test.src, test.o)
+			if !errors.Is(err, test.err) || !strings.Contains(err.Error(), test.text) {
+				t.Errorf("got %v, want %v with %q", err, test.err, test.text)
+			}
+		})
+	}
+	snap, err := encode(t, file(t, nil, k, v), base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := encode(t, snap, base); err == nil || !strings.Contains(err.Error(), "already") {
+		t.Errorf("encoding a snapshot: %v", err)
+	}
+}
+
+// TestOpenRefuses changes one thing of a good snapshot at a time.
+func TestOpenRefuses(t *testing.T) {
+	src := file(t, nil, f32("0.k", []int{4, 32}, wave), f32("0.v", []int{4, 32}, wave), f32("1.k", []int{4, 32}, wave), f32("1.v", []int{4, 32}, wave), f32("other", []int{3}, wave))
+	o := options()
+	o.Skip = LayerSet{1: true}
+	snap, err := encode(t, src, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := safetensors.NewFile(bytes.NewReader(snap), int64(len(snap)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// rebuilt returns the snapshot with other metadata and tensors.
+	rebuilt := func(meta func(map[string]string), keep func(safetensors.Info) []safetensors.Info) []byte {
+		m := f.Metadata()
+		meta(m)
+		var tensors []tensor
+		for _, in := range f.Tensors() {
+			for _, out := range keep(in) {
+				data, err := f.AppendTensor(nil, in.Name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				tensors = append(tensors, tensor{out.Name, out.DType, out.Shape, data})
+			}
+		}
+		return file(t, m, tensors...)
+	}
+	all := func(in safetensors.Info) []safetensors.Info { return []safetensors.Info{in} }
+	same := func(map[string]string) {}
+	if _, err := open(rebuilt(same, all)); err != nil {
+		t.Fatalf("the unchanged snapshot: %v", err)
+	}
+	replaced := func(old, new string) []byte {
+		return rebuilt(func(m map[string]string) {
+			s := strings.Replace(m[kvKey], old, new, 1)
+			if s == m[kvKey] {
+				t.Fatalf("%q is not in %s", old, m[kvKey])
+			}
+			m[kvKey] = s
+		}, all)
+	}
+	for _, test := range []struct {
+		name string
+		b    []byte
+		err  error
+		text string
+	}{
+		{"no format", rebuilt(func(m map[string]string) { delete(m, formatKey) }, all), ErrNotSnapshot, ""},
+		{"other format", rebuilt(func(m map[string]string) { m[formatKey] = "x" }, all), ErrNotSnapshot, `"x"`},
+		{"version", rebuilt(func(m map[string]string) { m[versionKey] = "2" }, all), ErrVersion, `"2"`},
+		{"no version", rebuilt(func(m map[string]string) { delete(m, versionKey) }, all), ErrVersion, ""},
+		{"no description", rebuilt(func(m map[string]string) { delete(m, kvKey) }, all), ErrSnapshot, ""},
+		{"not JSON", rebuilt(func(m map[string]string) { m[kvKey] = "{" }, all), ErrSnapshot, ""},
+		{"two values", rebuilt(func(m map[string]string) { m[kvKey] += "{}" }, all), ErrSnapshot, "more than one"},
+		{"unknown field", replaced(`"group":32`, `"group":32,"mystery":1`), ErrSnapshot, "mystery"},
+		{"field in another case", replaced(`"group":32`, `"Group":32`), ErrSnapshot, "Group"},
+		{"field twice", replaced(`"group":32`, `"group":64,"group":32`), ErrSnapshot, "duplicate"},
+		{"group", replaced(`"group":32`, `"group":16`), ErrSnapshot, "group 16"},
+		{"no group", replaced(`"group":32,`, ``), ErrSnapshot, ""},
+		{"scale type", replaced(`"f16"`, `"f64"`), ErrSnapshot, "f64"},
+		{"policy", replaced(`"finite"`, `"maybe"`), ErrSnapshot, "maybe"},
+		{"rule", replaced(`"rms"`, `"best"`), ErrSnapshot, "best"},
+		{"seed", replaced(`"sign_seed":42`, `"sign_seed":7`), ErrSnapshot, "7"},
+		{"bits", replaced(`"bits":3`, `"bits":6`), ErrSnapshot, "6"},
+		{"other bits", replaced(`"bits":3`, `"bits":4`), ErrSnapshot, "0.v.codes"},
+		{"signed", replaced(`,"signed":true`, ``), ErrSnapshot, "0.k.codes"},
+		{"shape", replaced(`"shape":[4,32]`, `"shape":[5,32]`), ErrSnapshot, ""},
+		{"huge shape", replaced(`"shape":[4,32]`, `"shape":[4611686018427387904,32]`), ErrSnapshot, ""},
+		{"no shape", replaced(`"shape":[4,32]`, `"shape":[]`), ErrSnapshot, ""},
+		{"dtype", replaced(`"dtype":"F32"`, `"dtype":"I8"`), ErrSnapshot, "I8"},
+		{"renamed", replaced(`"name":"0.k"`, `"name":"9.k"`), ErrSnapshot, ""},
+		{"raw missing", replaced(`"other"`, `"nowhere"`), ErrSnapshot, "nowhere"},
+		{"raw twice", replaced(`"raw":[`, `"raw":["other",`), ErrSnapshot, "twice"},
+		{"raw not listed", replaced(`,"other"`, ``), ErrSnapshot, "belongs to no layer"},
+		{"part missing", rebuilt(same, func(in safetensors.Info) []safetensors.Info {
+			if in.Name == "0.k.zeros" {
+				return nil
+			}
+			return all(in)
+		}), ErrSnapshot, "0.k.zeros"},
+		{"part of another type", rebuilt(same, func(in safetensors.Info) []safetensors.Info {
+			if in.Name == "0.v.scales" {
+				in.DType = safetensors.BF16
+			}
+			return all(in)
+		}), ErrSnapshot, "BF16"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := open(test.b)
+			if !errors.Is(err, test.err) || !strings.Contains(err.Error(), test.text) {
+				t.Errorf("got %v, want %v with %q", err, test.err, test.text)
+			}
+		})
+	}
+}
+
+// TestFailingWrites fails every write in turn: the error comes back.
+func TestFailingWrites(t *testing.T) {
+	src := file(t, nil, f32("k", []int{4, 32}, wave), f32("v", []int{4, 32}, wave), f32("x", []int{3}, wave))
+	full := errors.New("disk full")
+	for n := 0; ; n++ {
+		left := n
+		_, err := Encode(writerAt(func(p []byte, off int64) (int, error) {
+			if left == 0 {
+				return 0, full
+			}
+			left--
+			return len(p), nil
+		}), bytes.NewReader(src), int64(len(src)), options())
+		if err == nil {
+			if n < 5 {
+				t.Fatalf("only %d writes", n)
+			}
+			return
+		}
+		if !errors.Is(err, full) {
+			t.Fatalf("write %d: %v", n, err)
+		}
+	}
+}
+
+type writerAt func(p []byte, off int64) (int, error)
+
+func (w writerAt) WriteAt(p []byte, off int64) (int, error) { return w(p, off) }
+
+// TestShrinkingSource reads from a file that ends before its header says.
+func TestShrinkingSource(t *testing.T) {
+	src := file(t, nil, f32("k", []int{4, 32}, wave), f32("v", []int{4, 32}, wave))
+	_, err := Encode(new(memory), bytes.NewReader(src[:len(src)-10]), int64(len(src)), options())
+	if !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestProgress(t *testing.T) {
+	src := file(t, nil, f32("k", []int{4, 32}, wave), f32("v", []int{4, 32}, wave), f32("x", []int{3}, wave))
+	o := options()
+	last, total := int64(-1), int64(0)
+	o.Progress = func(d, n int64) {
+		if d < last || last < 0 && d != 0 {
+			t.Errorf("%d after %d", d, last)
+		}
+		last, total = d, n
+	}
+	if _, err := encode(t, src, o); err != nil {
+		t.Fatal(err)
+	}
+	if want := int64(2*4*32*4 + 12); last != want || total != want {
+		t.Errorf("ended at %d of %d, want %d", last, total, want)
+	}
+}
+
+func TestParseLayers(t *testing.T) {
+	got, err := ParseLayers("0,2,5-7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []int{0, 2, 5, 6, 7}; !slices.Equal(slices.Sorted(maps.Keys(got)), want) {
+		t.Errorf("got %v", got)
+	}
+	for _, bad := range []string{"a", "1,", "3-1", "-1", "1-", "0-99999999999", "1-2-3", " 1"} {
+		if _, err := ParseLayers(bad); err == nil || !strings.Contains(err.Error(), "layer list") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// FuzzOpen opens and decodes arbitrary descriptions over a good file's tensors.
+func FuzzOpen(f *testing.F) {
+	src := file(f, nil, f32("k", []int{2, 32}, wave), f32("v", []int{2, 32}, wave))
+	snap, err := encode(f, src, options())
+	if err != nil {
+		f.Fatal(err)
+	}
+	in, err := safetensors.NewFile(bytes.NewReader(snap), int64(len(snap)))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(snap)
+	var tensors []tensor
+	for _, x := range in.Tensors() {
+		data, err := in.AppendTensor(nil, x.Name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		tensors = append(tensors, tensor{x.Name, x.DType, x.Shape, data})
+	}
+	meta := in.Metadata()
+	var d map[string]any
+	if err := json.Unmarshal([]byte(meta[kvKey]), &d); err != nil {
+		f.Fatal(err)
+	}
+	for key := range d {
+		saved := d[key]
+		for _, v := range []any{nil, 0, -1, 64, "", []any{}, map[string]any{}, int64(math.MaxInt64)} {
+			d[key] = v
+			b, err := json.Marshal(d)
+			if err != nil {
+				f.Fatal(err)
+			}
+			meta[kvKey] = string(b)
+			f.Add(file(f, meta, tensors...))
+		}
+		d[key] = saved
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := open(b)
+		if err != nil {
+			return
+		}
+		if _, err := s.Decode(new(memory), DecodeOptions{Backend: ref.New()}); err != nil {
+			t.Errorf("a snapshot that opens does not decode: %v", err)
+		}
+	})
+}

@@ -1,0 +1,772 @@
+package model
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/internal/f32"
+	"github.com/turbotrellis/turbotrellis/internal/safetensors"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+// AutoAxis lets each tensor's shape decide: 1 where its rows are whole blocks,
+// else 0.
+const AutoAxis = -1
+
+// EncodeOptions says what is coded and how.
+type EncodeOptions struct {
+	// Tensors selects by name. Of those that match, the matrices called
+	// <base>.weight are coded.
+	Tensors *regexp.Regexp
+	// Params are the parameters; K is for tensors that Bits does not give
+	// another, and may be 0 where Bits covers all.
+	Params trellis.Params
+	Bits   BitsMap
+	Axis   int // 0, 1 or AutoAxis
+
+	// Hessians weigh the errors of the matrices that they have; nil weighs none.
+	Hessians *Hessians
+
+	// Part of Parts, from 1, leaves a part of the tensors to this run; Merge
+	// joins what the runs write. Both are 0 for one run that does all.
+	Part, Parts int
+}
+
+// Planned says how one tensor will be coded.
+type Planned struct {
+	Name        string  `json:"name"`
+	File        string  `json:"file"`
+	DType       string  `json:"dtype"`
+	Shape       []int   `json:"shape"`
+	Bits        int     `json:"bits"`
+	Axis        int     `json:"axis"`
+	SourceBytes int64   `json:"source_bytes"`
+	Bytes       int64   `json:"bytes"`
+	PerWeight   float64 `json:"bits_per_weight"` // the scales included
+	Hessian     bool    `json:"hessian"`         // it is coded with feedback
+	Part        int     `json:"part,omitempty"`  // of the run, that codes it
+
+	file   int
+	params trellis.Params
+	geom   trellis.Geometry
+	info   safetensors.Info
+	hess   safetensors.Info
+}
+
+// Weights returns the number of weights.
+func (p Planned) Weights() int64 { return int64(p.geom.Out) * int64(p.geom.In) }
+
+// Plan is what an encoding will do, decided before any weight is read.
+type Plan struct {
+	Tensors []Planned // in the order of the files and their data
+	Passed  []string  // matched, but not matrices called <base>.weight
+	Copied  int       // tensors that are copied, Passed among them
+	Files   []string  // further files that are copied
+
+	model *Model
+	opts  EncodeOptions
+}
+
+// PlanEncode decides which tensors of m will be coded and how. Errors wrap
+// ErrQuantized, ErrSelection, ErrTensor or those of package trellis.
+func PlanEncode(m *Model, o EncodeOptions) (*Plan, error) {
+	p := &Plan{model: m, opts: o, Files: m.others}
+	if err := p.make(); err != nil {
+		return nil, fmt.Errorf("artifact: %w", err)
+	}
+	return p, nil
+}
+
+func (p *Plan) make() error {
+	m := p.model
+	if err := m.unquantized(); err != nil {
+		return err
+	}
+	for i, f := range m.files {
+		for _, t := range f.Tensors() {
+			if m.where[t.Name] != i || !p.opts.Tensors.MatchString(t.Name) {
+				p.Copied++
+				continue
+			}
+			if len(t.Shape) != 2 || !strings.HasSuffix(t.Name, weightSuffix) {
+				p.Passed = append(p.Passed, t.Name)
+				p.Copied++
+				continue
+			}
+			planned, err := p.plan(i, t)
+			if err != nil {
+				return fmt.Errorf("tensor %q: %w", t.Name, err)
+			}
+			p.Tensors = append(p.Tensors, planned)
+		}
+	}
+	if len(p.Tensors) == 0 {
+		return fmt.Errorf("%w: no matrix called <base>%s matches %v", ErrSelection, weightSuffix, p.opts.Tensors)
+	}
+	if p.opts.Hessians != nil && !slices.ContainsFunc(p.Tensors, func(t Planned) bool { return t.Hessian }) {
+		return fmt.Errorf("%w: there is no Hessian %q, nor one of another selected tensor", ErrSelection, p.Tensors[0].Name+hessianSuffix)
+	}
+	if p.opts.Parts != 0 {
+		if p.opts.Parts < 1 || p.opts.Parts > maxParts || p.opts.Part < 1 || p.opts.Part > p.opts.Parts {
+			return fmt.Errorf("%w: part %d of %d", ErrSelection, p.opts.Part, p.opts.Parts)
+		}
+		owner := assign(p.Tensors, p.opts.Parts)
+		for i := range p.Tensors {
+			p.Tensors[i].Part = owner[p.Tensors[i].Name]
+		}
+	}
+	return p.opts.Bits.unused(p.Tensors)
+}
+
+// unquantized refuses a model that says that it is quantised.
+func (m *Model) unquantized() error {
+	keys := []string{quantizationKey, "quantization_config"}
+	if !m.dir {
+		meta := m.files[0].Metadata()
+		for _, key := range keys {
+			if _, ok := meta[key]; ok {
+				return fmt.Errorf("%w: the metadata of %s has %q", ErrQuantized, m.path, key)
+			}
+		}
+		return nil
+	}
+	o, err := parseObject(m.config)
+	if err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrModel, configName, err)
+	}
+	for _, key := range keys {
+		if o.find(key) != nil {
+			return fmt.Errorf("%w: %s has %q", ErrQuantized, configName, key)
+		}
+	}
+	return nil
+}
+
+func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
+	if _, ok := dtypeOf(t.DType); !ok {
+		return Planned{}, fmt.Errorf("%w: elements of type %s, want F32, F16 or BF16", ErrTensor, t.DType)
+	}
+	base := strings.TrimSuffix(t.Name, weightSuffix)
+	if _, _, ok := p.model.lookup(base + scalesSuffix); ok {
+		return Planned{}, fmt.Errorf("%w: there is a tensor %q", ErrQuantized, base+scalesSuffix)
+	}
+	params := p.opts.Params
+	params.K = p.opts.Bits.bits(base, params.K)
+	if params.K == 0 {
+		return Planned{}, fmt.Errorf("%w: no number of bits is given for it", ErrTensor)
+	}
+	if err := params.Validate(); err != nil {
+		return Planned{}, err
+	}
+	g := trellis.Geometry{Axis: p.opts.Axis, Out: t.Shape[0], In: t.Shape[1]}
+	if g.Axis == AutoAxis {
+		switch {
+		case g.In%params.T == 0:
+			g.Axis = 1
+		case g.Out%params.T == 0:
+			g.Axis = 0
+		default:
+			return Planned{}, fmt.Errorf("%w: neither side of [%d, %d] is a multiple of the block, %d", ErrTensor, g.Out, g.In, params.T)
+		}
+	}
+	if err := g.Validate(params); err != nil {
+		return Planned{}, err
+	}
+	var hess safetensors.Info
+	var weighed bool
+	if h := p.opts.Hessians; h != nil {
+		var err error
+		if hess, weighed, err = h.find(t.Name, g.In); err != nil {
+			return Planned{}, err
+		}
+	}
+	c := Coded{base, params, g}
+	return Planned{
+		Name: t.Name, File: p.model.files[file].name, DType: string(t.DType), Shape: t.Shape,
+		Bits: params.K, Axis: g.Axis, SourceBytes: t.Size, Bytes: c.Bytes(),
+		PerWeight: 8 * float64(c.Bytes()) / float64(max(1, c.Weights())),
+		Hessian:   weighed,
+		file:      file, params: params, geom: g, info: t, hess: hess,
+	}, nil
+}
+
+func dtypeOf(d safetensors.DType) (codec.DType, bool) {
+	switch d {
+	case safetensors.F32:
+		return codec.F32, true
+	case safetensors.F16:
+		return codec.F16, true
+	case safetensors.BF16:
+		return codec.BF16, true
+	}
+	return 0, false
+}
+
+func fileDType(d codec.DType) safetensors.DType {
+	return map[codec.DType]safetensors.DType{codec.F32: safetensors.F32, codec.F16: safetensors.F16, codec.BF16: safetensors.BF16}[d]
+}
+
+// RunOptions say how a model is written; the bytes do not depend on them.
+type RunOptions struct {
+	Backend  codec.Backend  // required, but to merge
+	Jobs     int            // tensors at a time; less than 1 means 1
+	Force    bool           // replace what is there, and begin again where the unfinished output does not match
+	Progress func(Progress) // called by one goroutine at a time, if not nil
+}
+
+// Encode writes the coded model to out, which becomes a directory or file as
+// the source is. Errors are those of package codec, with the tensor's name and
+// the weight's row-major index, ErrPartial, or those of reading and writing.
+func (p *Plan) Encode(ctx context.Context, out string, run RunOptions) (Result, error) {
+	b, err := p.build(out, run)
+	if err != nil {
+		return Result{}, fmt.Errorf("artifact: %w", err)
+	}
+	r, err := b.run(ctx)
+	if err != nil {
+		return Result{}, fmt.Errorf("artifact: %w", err)
+	}
+	return r, nil
+}
+
+func (p *Plan) build(out string, run RunOptions) (*build, error) {
+	m := p.model
+	b, err := m.start(out, run)
+	if err != nil {
+		return nil, err
+	}
+	b.verb = Coding
+	e := newEncoder(run)
+	e.hessians = p.opts.Hessians
+	planned := map[string]Planned{}
+	for _, t := range p.Tensors {
+		planned[t.Name] = t
+	}
+	quantization := map[string]entry{}
+	var bases []string
+	for i, f := range m.files {
+		o := outFile{name: f.name, meta: f.Metadata(), copies: map[string]*safetensors.File{}}
+		for _, t := range f.Tensors() {
+			c, ok := planned[t.Name]
+			if !ok || c.file != i {
+				o.infos = append(o.infos, t)
+				o.copies[t.Name] = f.File
+				continue
+			}
+			base := strings.TrimSuffix(t.Name, weightSuffix)
+			bases = append(bases, base)
+			quantization[base] = entryOf(c.params, c.Axis)
+			o.infos = append(o.infos,
+				safetensors.Info{Name: t.Name, DType: safetensors.U32, Shape: c.geom.CodesShape(c.params)},
+				safetensors.Info{Name: base + scalesSuffix, DType: safetensors.F16, Shape: []int{c.geom.Rows()}})
+			j, err := e.job(m, c)
+			if err != nil {
+				return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+			}
+			b.jobs = append(b.jobs, j)
+		}
+		wideFirst(o.infos)
+		b.files = append(b.files, o)
+	}
+	entries := []byte{'{'}
+	for i, base := range bases {
+		if i > 0 {
+			entries = append(entries, ',')
+		}
+		entries = append(append(append(entries, quote(base)...), ':'), marshal(quantization[base])...)
+		entries = entries[:len(entries)-1]
+	}
+	entries = append(entries, '}')
+	if !m.dir {
+		meta := maps.Clone(b.files[0].meta)
+		if meta == nil {
+			meta = map[string]string{}
+		}
+		meta[quantizationKey] = string(entries)
+		b.files[0].meta = meta
+	} else {
+		config, err := parseObject(m.config)
+		if err != nil {
+			return nil, err
+		}
+		b.texts[configName] = config.appended(quantizationKey, config.indented(entries))
+		if m.index != nil {
+			index, err := editIndex(m.index, bases, b.files, true)
+			if err != nil {
+				return nil, err
+			}
+			b.texts[indexName] = index
+		}
+	}
+	b.options = p.options(b)
+	if p.opts.Parts > 0 {
+		owner := map[string]int{}
+		for _, t := range p.Tensors {
+			owner[t.Name] = t.Part
+		}
+		b.keepPart(p.opts.Part, p.opts.Parts, owner)
+	}
+	return b, nil
+}
+
+// options describes all that the result depends on beside the source's data.
+func (p *Plan) options(b *build) string {
+	o := p.opts
+	axis := "auto"
+	if o.Axis != AutoAxis {
+		axis = strconv.Itoa(o.Axis)
+	}
+	return strings.TrimSpace(string(marshal(struct {
+		Tensors string `json:"tensors"`
+		K       int    `json:"k"`
+		Block   int    `json:"block"`
+		L       int    `json:"L"`
+		Code    string `json:"code"`
+		Axis    string `json:"axis"`
+		Policy  string `json:"policy"`
+		Scale   string `json:"scale"`
+		Hessian bool   `json:"hessian"`
+		Plan    string `json:"plan"` // digest of what will be written
+	}{o.Tensors.String(), o.Params.K, o.Params.T, o.Params.L, o.Params.Code.String(), axis,
+		o.Params.Policy.String(), o.Params.Scale.String(), o.Hessians != nil, b.layout()})))
+}
+
+// layout is a digest of the files to write, without their tensors' data.
+func (b *build) layout() string {
+	var parts [][]byte
+	for _, f := range b.files {
+		parts = append(parts, marshal(f.name), marshal(f.meta), marshal(f.infos))
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.texts)) {
+		parts = append(parts, marshal(name), marshal(string(b.texts[name])))
+	}
+	parts = append(parts, marshal(slices.Sorted(maps.Keys(b.links))))
+	return digest(parts...)
+}
+
+// start begins the description of a model to write that has this one's
+// further files.
+func (m *Model) start(out string, run RunOptions) (*build, error) {
+	b := &build{
+		out: filepath.Clean(out), dir: m.dir, force: run.Force, parallel: run.Jobs, report: run.Progress,
+		texts: map[string][]byte{}, links: map[string]string{},
+	}
+	if m.dir {
+		for _, name := range m.others {
+			b.links[name] = filepath.Join(m.path, filepath.FromSlash(name))
+		}
+	}
+	if m.path == "" {
+		return b, nil
+	}
+	return b, apart(m.path, m.dir, out)
+}
+
+// apart refuses an output that is the source, or one of which one lies within
+// the other.
+func apart(source string, dir bool, out string) error {
+	in, err := filepath.Abs(source)
+	if err != nil {
+		return err
+	}
+	if in, err = filepath.EvalSymlinks(in); err != nil {
+		return err
+	}
+	to, err := filepath.Abs(out)
+	if err != nil {
+		return err
+	}
+	if dir, err := filepath.EvalSymlinks(filepath.Dir(to)); err == nil {
+		to = filepath.Join(dir, filepath.Base(to))
+	}
+	if resolved, err := filepath.EvalSymlinks(to); err == nil {
+		to = resolved
+	}
+	rel, err := filepath.Rel(in, to)
+	if err == nil && (rel == "." || dir && filepath.IsLocal(rel)) {
+		return fmt.Errorf("the output %s is the source itself or within it", out)
+	}
+	rel, err = filepath.Rel(to, in)
+	if err == nil && filepath.IsLocal(rel) {
+		return fmt.Errorf("the source %s is within the output %s", source, out)
+	}
+	return nil
+}
+
+// wideFirst orders tensors by the size of their elements, so that all are
+// aligned.
+func wideFirst(infos []safetensors.Info) {
+	slices.SortStableFunc(infos, func(a, b safetensors.Info) int {
+		return cmp.Compare(b.DType.Size(), a.DType.Size())
+	})
+}
+
+// editIndex returns the index of a model in shards after the scales of bases
+// were added or removed.
+func editIndex(index []byte, bases []string, files []outFile, add bool) ([]byte, error) {
+	o, err := parseObject(index)
+	if err != nil {
+		return nil, err
+	}
+	at := o.find("weight_map")
+	names, err := parseObject(o.raw(at))
+	if err != nil {
+		return nil, err
+	}
+	scales := map[string]bool{}
+	for _, base := range bases {
+		scales[base+scalesSuffix] = true
+	}
+	var text []byte
+	if add {
+		var edits []edit
+		for _, n := range names.members {
+			name, ok := strings.CutSuffix(n.key, weightSuffix)
+			if name += scalesSuffix; ok && scales[name] {
+				edits = append(edits, edit{n.stop, n.stop, append([]byte{','}, names.with(name, names.raw(&n))...)})
+			}
+		}
+		text = splice(names.text, edits)
+	} else {
+		text = names.without(func(key string) bool { return scales[key] })
+	}
+	edits := []edit{{at.value, at.stop, text}}
+	if meta := o.find("metadata"); meta != nil {
+		inner, err := parseObject(o.raw(meta))
+		if err != nil {
+			return nil, fmt.Errorf("metadata: %w", err)
+		}
+		if total := inner.find("total_size"); total != nil {
+			var size int64
+			for _, f := range files {
+				for _, t := range f.infos {
+					n := int64(t.DType.Size())
+					for _, d := range t.Shape {
+						n *= int64(d)
+					}
+					size += n
+				}
+			}
+			edits = append(edits, edit{meta.value + total.value, meta.value + total.stop, strconv.AppendInt(nil, size, 10)})
+		}
+	}
+	slices.SortFunc(edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
+	return splice(o.text, edits), nil
+}
+
+// encoder makes the jobs of an encoding or decoding.
+type encoder struct {
+	pool     pool
+	backend  codec.Backend
+	codecs   map[trellis.Params]codec.Trellis
+	hessians *Hessians
+	largest  int64         // bytes of the largest matrix to code
+	scratch  chan *scratch // as many as there are jobs at a time
+}
+
+func newEncoder(run RunOptions) *encoder {
+	e := &encoder{
+		pool:    newPool(),
+		backend: run.Backend,
+		codecs:  map[trellis.Params]codec.Trellis{},
+		scratch: make(chan *scratch, max(1, run.Jobs)),
+	}
+	for range cap(e.scratch) {
+		e.scratch <- &scratch{slots: make([]slot, cap(e.pool))}
+	}
+	return e
+}
+
+// codec returns the backend's codec; codecs of equal parameters are one.
+func (e *encoder) codec(p trellis.Params) (codec.Trellis, error) {
+	if c, ok := e.codecs[p]; ok {
+		return c, nil
+	}
+	c, err := e.backend.Trellis(p)
+	if err == nil {
+		e.codecs[p] = c
+	}
+	return c, err
+}
+
+// scratch is what a job works in. Jobs hand it on, so that memory in use is
+// that of the largest tensor and not of garbage.
+type scratch struct {
+	data         []byte
+	matrix       trellis.Matrix
+	errs, energy []float64 // by coded row
+	slots        []slot
+}
+
+// slot is what one goroutine works in.
+type slot struct {
+	part  trellis.Matrix
+	recon []byte
+	x, y  []float32
+}
+
+func (e *encoder) job(m *Model, t Planned) (job, error) {
+	w := &weights{name: t.Name, g: t.geom, bytes: t.info.Size, file: m.files[t.file].File}
+	w.dtype, _ = dtypeOf(t.info.DType)
+	c, err := e.codec(t.params)
+	if err != nil {
+		return job{}, err
+	}
+	if t.info.Size > math.MaxInt {
+		return job{}, fmt.Errorf("%w: %d bytes do not fit into memory", ErrTensor, t.info.Size)
+	}
+	e.largest = max(e.largest, t.info.Size)
+	return job{
+		name: t.Name, file: t.file, weights: t.Weights(),
+		outs: []string{t.Name, strings.TrimSuffix(t.Name, weightSuffix) + scalesSuffix},
+		check: func(ctx context.Context, done func(int64)) (string, error) {
+			s := <-e.scratch
+			defer func() { e.scratch <- s }()
+			if err := w.read(s, e.largest); err != nil {
+				return "", err
+			}
+			if err := w.check(s.data, t.params); err != nil {
+				return "", err
+			}
+			var hessian []byte
+			if t.Hessian {
+				var err error
+				if hessian, err = e.hessian(t); err != nil {
+					return "", err
+				}
+			}
+			done(t.Weights())
+			return digest(s.data, hessian), nil
+		},
+		make: func(ctx context.Context, dst []io.Writer, done func(int64)) (TensorResult, error) {
+			s := <-e.scratch
+			defer func() { e.scratch <- s }()
+			if err := w.read(s, e.largest); err != nil {
+				return TensorResult{}, err
+			}
+			r := TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
+			var err error
+			if t.Hessian {
+				err = e.withFeedback(ctx, t, w, s, &r, done)
+			} else {
+				r.Error, err = w.code(ctx, e.pool, t.params, c, 1, s, done)
+			}
+			if err != nil {
+				return TensorResult{}, err
+			}
+			return r, write(dst, &s.matrix)
+		},
+	}, nil
+}
+
+func (e *encoder) hessian(t Planned) ([]byte, error) {
+	return e.hessians.where[t.hess.Name].AppendTensor(nil, t.hess.Name)
+}
+
+// withFeedback codes a matrix against its Hessian. On axis 1 the rows are coded
+// apart; on axis 0 each feeds back to those before it.
+func (e *encoder) withFeedback(ctx context.Context, t Planned, w *weights, s *scratch, r *TensorResult, done func(int64)) error {
+	raw, err := e.hessian(t)
+	if err != nil {
+		return err
+	}
+	f, err := prepare(t.hess, raw, t.params, t.Axis)
+	if err != nil {
+		return err
+	}
+	least := feedbackRows
+	if t.Axis == 0 {
+		least, f.workers = max(1, t.geom.Rows()), cap(e.pool)
+	}
+	if r.Error, err = w.code(ctx, e.pool, t.params, f, least, s, done); err != nil {
+		return err
+	}
+	f.note(r)
+	return nil
+}
+
+// rowCoder codes rows of a matrix, as codec.Trellis does.
+type rowCoder interface {
+	Encode(dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error
+}
+
+// weights is a matrix to be coded.
+type weights struct {
+	name  string
+	g     trellis.Geometry
+	dtype codec.DType
+	bytes int64
+	file  *safetensors.File
+}
+
+func (w *weights) read(s *scratch, most int64) error {
+	// Room for the largest tensor from the start leaves no smaller one behind.
+	s.data = sized(s.data, int(most))[:w.bytes]
+	return w.file.ReadInto(s.data, w.name)
+}
+
+// view returns the weights of n coded rows from the first as a matrix, which is
+// strided for axis 0.
+func (w *weights) view(data []byte, first, n int) (codec.Tensor, trellis.Geometry) {
+	g, size := w.g, w.dtype.Size()
+	if g.Axis == 0 {
+		g.In = n
+		return codec.Tensor{DType: w.dtype, Shape: []int{g.Out, n}, Stride: []int{w.g.In, 1}, Data: data[min(len(data), first*size):]}, g
+	}
+	g.Out = n
+	return codec.Tensor{DType: w.dtype, Shape: []int{n, g.In}, Data: data[first*g.In*size:][:n*g.In*size]}, g
+}
+
+// check refuses weights that are not finite and rows whose scale overflows,
+// with the index of the weight in the whole matrix.
+func (w *weights) check(data []byte, p trellis.Params) error {
+	size := w.dtype.Size()
+	var largest float32
+	for i := range len(data) / size {
+		v := w.dtype.Load(data[i*size:])
+		if !f32.IsFinite(v) {
+			return codec.NonFinite(strconv.Quote(w.name), i, v)
+		}
+		largest = max(largest, v, -v)
+	}
+	if largest < 256 {
+		return nil // far from f16's limit under every code and rule
+	}
+	enc, err := trellis.NewEncoder(p)
+	if err != nil {
+		return err
+	}
+	row := make([]float32, w.g.Cols())
+	for r := range w.g.Rows() {
+		at, step := r*w.g.In, 1
+		if w.g.Axis == 0 {
+			at, step = r, w.g.In
+		}
+		for c := range row {
+			row[c] = w.dtype.Load(data[(at+c*step)*size:])
+		}
+		if _, _, err := enc.RowScale(row); err != nil {
+			return w.placed(codec.TrellisError(w.name, err), r, at)
+		}
+	}
+	return nil
+}
+
+// placed names the tensor in a codec's error and moves its index to that of
+// the row's first weight.
+func (w *weights) placed(err error, row, at int) error {
+	e, ok := errors.AsType[*codec.Error](err)
+	if !ok {
+		return err
+	}
+	moved := *e
+	moved.Tensor = strconv.Quote(w.name)
+	moved.Index = at
+	moved.Reason = fmt.Sprintf("row %d along axis %d: %s", row, w.g.Axis, e.Reason)
+	return &moved
+}
+
+// code codes the matrix in s.data into s.matrix, at least so many rows at a
+// time, and returns the squared error over the sum of squares.
+func (w *weights) code(ctx context.Context, p pool, params trellis.Params, c rowCoder, least int, s *scratch, done func(int64)) (float64, error) {
+	rows, cols := w.g.Rows(), w.g.Cols()
+	words := cols / params.T * params.BlockWords() // a row
+	s.matrix = trellis.Matrix{
+		Params:   params,
+		Geometry: w.g,
+		Codes:    sized(s.matrix.Codes, rows*words),
+		Scales:   sized(s.matrix.Scales, rows),
+	}
+	s.errs, s.energy = sized(s.errs, rows), sized(s.energy, rows)
+	clear(s.errs)
+	clear(s.energy)
+	err := p.rows(ctx, rows, cols, least, func(i, first, n int) error {
+		k := &s.slots[i]
+		x, g := w.view(s.data, first, n)
+		k.recon = sized(k.recon, 4*n*cols)
+		recon := codec.Tensor{DType: codec.F32, Shape: x.Shape, Data: k.recon}
+		if err := c.Encode(&k.part, recon, x, g); err != nil {
+			return fmt.Errorf("tensor %q, from row %d along axis %d: %w", w.name, first, g.Axis, err)
+		}
+		copy(s.matrix.Codes[first*words:], k.part.Codes)
+		copy(s.matrix.Scales[first:], k.part.Scales)
+		k.x, k.y = sized(k.x, g.In), sized(k.y, g.In)
+		for out := range g.Out {
+			x.LoadRow(k.x, out)
+			recon.LoadRow(k.y, out)
+			for in, v := range k.x {
+				r := first + out
+				if g.Axis == 0 {
+					r = first + in
+				}
+				d := float64(k.y[in]) - float64(v)
+				s.errs[r] += float64(d * d)
+				s.energy[r] += float64(float64(v) * float64(v))
+			}
+		}
+		done(int64(n) * int64(cols))
+		return nil
+	})
+	return ratio(s.errs, s.energy), err
+}
+
+// sized returns a slice of n elements, s itself where it is large enough. It
+// makes no room for more, as append does.
+func sized[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+// ratio returns the sum of errs over that of energy, 0 for no error at all.
+func ratio(errs, energy []float64) float64 {
+	var num, den float64
+	for i := range errs {
+		num += errs[i]
+		den += energy[i]
+	}
+	if num == 0 {
+		return 0
+	}
+	if den == 0 {
+		return math.MaxFloat64 // an all-zero matrix under the compat policy
+	}
+	return num / den
+}
+
+// write writes the codes and scales of a matrix, little-endian.
+func write(dst []io.Writer, m *trellis.Matrix) error {
+	buf := make([]byte, 0, copyBytes)
+	for codes := range slices.Chunk(m.Codes, copyBytes/4) {
+		buf = buf[:0]
+		for _, c := range codes {
+			buf = binary.LittleEndian.AppendUint32(buf, c)
+		}
+		if _, err := dst[0].Write(buf); err != nil {
+			return err
+		}
+	}
+	for scales := range slices.Chunk(m.Scales, copyBytes/2) {
+		buf = buf[:0]
+		for _, s := range scales {
+			buf = binary.LittleEndian.AppendUint16(buf, s)
+		}
+		if _, err := dst[1].Write(buf); err != nil {
+			return err
+		}
+	}
+	return nil
+}

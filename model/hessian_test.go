@@ -1,0 +1,173 @@
+package model
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/internal/safetensors"
+	"github.com/turbotrellis/turbotrellis/trellis"
+	"github.com/turbotrellis/turbotrellis/trellis/ldlq"
+)
+
+// gram returns a Hessian of n inputs: XᵀX of n+3 random rows whose neighbours
+// go together.
+func gram(name string, n int) tensor {
+	x := normal(name+" inputs", "F32", n+3, n)
+	f := floats(x)
+	for i := range f {
+		if i%n > 0 {
+			f[i] += 0.9 * f[i-1]
+		}
+	}
+	t := tensor{name: name, dtype: "F32", shape: []int{n, n}, data: make([]byte, 4*n*n)}
+	for i := range n {
+		for j := range n {
+			var s float64
+			for r := range n + 3 {
+				s += float64(f[r*n+i]) * float64(f[r*n+j])
+			}
+			t.set(i*n+j, float32(s))
+		}
+	}
+	return t
+}
+
+func floats(t tensor) []float32 {
+	d, _ := dtypeOf(t.dtype)
+	v := make([]float32, len(t.data)/d.Size())
+	for i := range v {
+		v[i] = d.Load(t.data[i*d.Size():])
+	}
+	return v
+}
+
+// hessianOpts is opts with the Hessians at path.
+func hessianOpts(tb testing.TB, path string) EncodeOptions {
+	tb.Helper()
+	h, err := OpenHessians(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { h.Close() })
+	o := opts()
+	o.Tensors = regexp.MustCompile(`weight$`)
+	o.Hessians = h
+	return o
+}
+
+// TestHessian compares what is written with package ldlq's coding of the whole
+// matrix at once, on both axes, and with plain coding where there is no Hessian.
+func TestHessian(t *testing.T) {
+	dir := t.TempDir()
+	in, out, hessians := filepath.Join(dir, "in"), filepath.Join(dir, "out"), filepath.Join(dir, "hessians")
+	a, b, c := normal("a.weight", "F32", 70, 64), normal("b.weight", "BF16", 32, 24), normal("c.weight", "F32", 4, 32)
+	writeFile(t, in, nil, a, b, c)
+	ha, hb := gram("a.weight.hessian", 64), gram("b.weight.hessian", 24)
+	writeFile(t, filepath.Join(hessians, "1.safetensors"), nil, ha)
+	writeFile(t, filepath.Join(hessians, "2.safetensors"), nil, hb)
+	put(t, filepath.Join(hessians, "README"), "not read")
+	r := encode(t, in, out, hessianOpts(t, hessians))
+	m := open(t, out)
+	n := 0
+	for i, x := range []struct{ w, h tensor }{{a, ha}, {b, hb}} {
+		axis := 1 - i
+		p := opts().Params
+		var h []float64
+		for _, v := range floats(x.h) {
+			h = append(h, float64(v))
+		}
+		f, err := ldlq.Prepare(h, x.w.shape[1], ldlq.Options{Block: ldlq.BlockFor(p, axis)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want trellis.Matrix
+		report, err := f.Encode(&want, nil, floats(x.w), p, trellis.Geometry{Axis: axis, Out: x.w.shape[0], In: x.w.shape[1]}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.Matrix(strings.TrimSuffix(x.w.name, ".weight"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for j, c := range want.Codes {
+			if got.Codes[j] != c {
+				t.Fatalf("%s: word %d is %#x, want %#x", x.w.name, j, got.Codes[j], c)
+			}
+		}
+		for j, s := range want.Scales {
+			if got.Scales[j] != s {
+				t.Fatalf("%s: scale %d is %#x, want %#x", x.w.name, j, got.Scales[j], s)
+			}
+		}
+		n += len(want.Codes) + len(want.Scales)
+		ratio := report.ProxyLoss / report.UnweightedLoss
+		if g := r.Tensors[i]; !g.Hessian || math.Abs(g.ProxyLoss/ratio-1) > 1e-9 || g.ProxyLoss > 0.95 || g.FellBackRows != report.FellBackRows {
+			t.Errorf("%+v, want a proxy loss of %v", g, ratio)
+		}
+	}
+	codes, _, _ := oracle(t, c, opts().Params, 1, codec.F32)
+	got, err := m.Matrix("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for j, w := range got.Codes {
+		if w != binary.LittleEndian.Uint32(codes[4*j:]) {
+			t.Fatalf("c.weight: word %d differs from plain coding", j)
+		}
+	}
+	if r.Tensors[2].Hessian {
+		t.Errorf("%+v has no Hessian", r.Tensors[2])
+	}
+	t.Logf("%d words compared", n+len(got.Codes))
+}
+
+func TestHessianRefused(t *testing.T) {
+	nan := float32(math.NaN())
+	for name, c := range map[string]struct {
+		h    tensor
+		err  error
+		text string
+	}{
+		"size":     {gram("q.weight.hessian", 32), ErrTensor, `"q.weight": cannot be coded: its Hessian "q.weight.hessian" is F32 [32 32], want F32, F16 or BF16 [64 64]`},
+		"type":     {normal("q.weight.hessian", "F64", 64, 64), ErrTensor, "F64"},
+		"shape":    {normal("q.weight.hessian", "F32", 64*64), ErrTensor, "[4096]"},
+		"other":    {gram("k.weight.hessian", 64), ErrSelection, `there is no Hessian "q.weight.hessian"`},
+		"NaN":      {gram("q.weight.hessian", 64).set(65, nan), ldlq.ErrHessian, `"q.weight.hessian": ldlq`},
+		"negative": {gram("q.weight.hessian", 64).set(65, -9), ldlq.ErrHessian, "negative"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			in, out, h := filepath.Join(dir, "in"), filepath.Join(dir, "out"), filepath.Join(dir, "h")
+			writeFile(t, in, nil, normal("q.weight", "F32", 4, 64))
+			writeFile(t, h, nil, c.h)
+			p, err := PlanEncode(open(t, in), hessianOpts(t, h))
+			if err == nil {
+				_, err = p.Encode(context.Background(), out, run())
+			}
+			if !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("error %v, want %v with %q", err, c.err, c.text)
+			}
+			absent(t, out)
+		})
+	}
+	dir := t.TempDir()
+	if _, err := OpenHessians(dir); !errors.Is(err, ErrModel) {
+		t.Errorf("an empty directory: %v", err)
+	}
+	writeFile(t, filepath.Join(dir, "1.safetensors"), nil, gram("q.weight.hessian", 4))
+	writeFile(t, filepath.Join(dir, "2.safetensors"), nil, gram("q.weight.hessian", 4))
+	if _, err := OpenHessians(dir); !errors.Is(err, ErrModel) || !strings.Contains(err.Error(), "in two files") {
+		t.Errorf("twice the same: %v", err)
+	}
+	put(t, filepath.Join(dir, "1.safetensors"), "PK\x03\x04")
+	if _, err := OpenHessians(dir); !errors.Is(err, safetensors.ErrNotSafetensors) {
+		t.Errorf("another type of file: %v", err)
+	}
+}

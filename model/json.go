@@ -1,0 +1,188 @@
+package model
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// object is a JSON object with the places of its members, so that some can be
+// changed while all other bytes stay: numbers keep their spelling, keys their
+// order.
+type object struct {
+	text    []byte
+	open    int // offset of '{'
+	members []member
+}
+
+type member struct {
+	key                       string
+	start, colon, value, stop int // of the key, past the key, of the value, past the value
+}
+
+const blanks = " \t\r\n"
+
+// parseObject takes a document apart that is one object. Duplicate keys are
+// an error.
+func parseObject(text []byte) (*object, error) {
+	dec := json.NewDecoder(bytes.NewReader(text))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		if err == nil || err == io.EOF {
+			err = fmt.Errorf("not a JSON object")
+		}
+		return nil, err
+	}
+	o := &object{text: text, open: int(dec.InputOffset()) - 1}
+	seen := map[string]bool{}
+	for dec.More() {
+		before := int(dec.InputOffset())
+		t, err := dec.Token()
+		if err != nil {
+			return nil, err
+		}
+		var m member
+		m.key = t.(string) // the decoder admits nothing else here
+		if seen[m.key] {
+			return nil, fmt.Errorf("duplicate key %q", m.key)
+		}
+		seen[m.key] = true
+		m.start = before + bytes.IndexByte(text[before:], '"')
+		m.colon = int(dec.InputOffset())
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); err != nil {
+			return nil, unexpectedEOF(err)
+		}
+		m.stop = int(dec.InputOffset())
+		m.value = m.stop - len(bytes.TrimLeft(raw, blanks))
+		o.members = append(o.members, m)
+	}
+	if _, err := dec.Token(); err != nil {
+		return nil, unexpectedEOF(err)
+	}
+	end := int(dec.InputOffset())
+	if len(bytes.Trim(text[end:], blanks)) != 0 {
+		return nil, fmt.Errorf("content after the closing brace at byte %d", end)
+	}
+	return o, nil
+}
+
+// isObject reports whether text is a JSON object, duplicate keys or not.
+func isObject(text []byte) bool {
+	return json.Valid(text) && bytes.HasPrefix(bytes.TrimLeft(text, blanks), []byte("{"))
+}
+
+func unexpectedEOF(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+func (o *object) find(key string) *member {
+	for i := range o.members {
+		if o.members[i].key == key {
+			return &o.members[i]
+		}
+	}
+	return nil
+}
+
+func (o *object) raw(m *member) []byte { return o.text[m.value:m.stop] }
+
+// lead is the white space before the first key; separators repeat it.
+func (o *object) lead() string {
+	if len(o.members) == 0 {
+		return ""
+	}
+	return string(o.text[o.open+1 : o.members[0].start])
+}
+
+// with renders a member that can follow another one.
+func (o *object) with(key string, value []byte) []byte {
+	colon := ": "
+	if len(o.members) > 0 {
+		colon = string(o.text[o.members[0].colon:o.members[0].value])
+	}
+	b := append([]byte(o.lead()), quote(key)...)
+	return append(append(b, colon...), value...)
+}
+
+// indented lays value out as the object's members are: on one line where they
+// are.
+func (o *object) indented(value []byte) []byte {
+	lead := o.lead()
+	i := strings.LastIndexByte(lead, '\n')
+	if i < 0 {
+		return value
+	}
+	var b bytes.Buffer
+	if err := json.Indent(&b, value, lead[i+1:], lead[i+1:]); err != nil {
+		panic(err) // value is ours
+	}
+	return b.Bytes()
+}
+
+// appended returns the document with one more member at its end.
+func (o *object) appended(key string, value []byte) []byte {
+	at, b := o.open+1, o.with(key, value)
+	if n := len(o.members); n > 0 {
+		at, b = o.members[n-1].stop, append([]byte{','}, b...)
+	}
+	return splice(o.text, []edit{{at, at, b}})
+}
+
+// without returns the document without the members that drop names.
+func (o *object) without(drop func(key string) bool) []byte {
+	b := append([]byte(nil), o.text[:o.open+1]...)
+	end, first := o.open+1, true
+	for i, m := range o.members {
+		if drop(m.key) {
+			continue
+		}
+		if first {
+			b = append(b, o.lead()...)
+		} else {
+			b = append(b, o.text[o.members[i-1].stop:m.start]...)
+		}
+		b = append(b, o.text[m.start:m.stop]...)
+		first = false
+	}
+	if len(o.members) > 0 {
+		end = o.members[len(o.members)-1].stop
+	}
+	return append(b, o.text[end:]...)
+}
+
+// edit replaces the bytes from from to to.
+type edit struct {
+	from, to int
+	text     []byte
+}
+
+// splice applies edits, which are in order and do not overlap.
+func splice(text []byte, edits []edit) []byte {
+	var b []byte
+	at := 0
+	for _, e := range edits {
+		b = append(append(b, text[at:e.from]...), e.text...)
+		at = e.to
+	}
+	return append(b, text[at:]...)
+}
+
+// quote returns s as a JSON string, with no more escapes than JSON asks for.
+func quote(s string) []byte { return bytes.TrimSuffix(marshal(s), []byte("\n")) }
+
+// marshal is json.Marshal of what cannot fail, with a line end and without
+// escapes for HTML.
+func marshal(v any) []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		panic(err)
+	}
+	return b.Bytes()
+}

@@ -1,0 +1,417 @@
+package model
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/turbotrellis/turbotrellis/internal/safetensors"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+const (
+	configName = "config.json"
+	indexName  = "model.safetensors.index.json"
+	singleName = "model.safetensors"
+)
+
+// Model is an opened model, coded or not. It holds headers and no tensors; its
+// methods may be called concurrently.
+type Model struct {
+	path   string // "" for OpenFile
+	dir    bool
+	files  []shard  // sorted by name
+	config []byte   // of a directory
+	index  []byte   // of a directory in shards
+	others []string // further files of a directory, slash-separated, sorted
+	where  map[string]int
+	coded  []Coded
+	isBase map[string]int // of coded
+}
+
+type shard struct {
+	name string // slash-separated, from the directory
+	*safetensors.File
+}
+
+// Coded describes one coded matrix.
+type Coded struct {
+	Base     string // its tensors are Base.weight and Base.scales
+	Params   trellis.Params
+	Geometry trellis.Geometry
+}
+
+// Bytes returns the size of the codes and scales.
+func (c Coded) Bytes() int64 {
+	return 4*int64(c.Geometry.CodesLen(c.Params)) + 2*int64(c.Geometry.Rows())
+}
+
+// Weights returns the number of weights.
+func (c Coded) Weights() int64 { return int64(c.Geometry.Out) * int64(c.Geometry.In) }
+
+// Open opens a model directory or one safetensors file and checks every entry
+// against its tensors. Errors wrap ErrModel, ErrEntry, those of package
+// safetensors or of the system.
+func Open(path string) (*Model, error) {
+	m := &Model{path: path, where: map[string]int{}, isBase: map[string]int{}}
+	if err := m.open(); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("artifact: %w", err)
+	}
+	return m, nil
+}
+
+// OpenFile is Open for one safetensors file in the first size bytes of r.
+func OpenFile(r io.ReaderAt, size int64) (*Model, error) {
+	m := &Model{where: map[string]int{}, isBase: map[string]int{}}
+	f, err := safetensors.NewFile(r, size)
+	if err == nil {
+		m.files = []shard{{singleName, f}}
+		if err = m.place(nil); err == nil {
+			err = m.readEntries()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("artifact: %w", err)
+	}
+	return m, nil
+}
+
+func (m *Model) open() error {
+	st, err := os.Stat(m.path)
+	if err != nil {
+		return err
+	}
+	m.dir = st.IsDir()
+	names := []string{filepath.Base(m.path)}
+	var weightMap map[string]string
+	if m.dir {
+		if names, weightMap, err = m.list(); err != nil {
+			return err
+		}
+	}
+	for _, name := range names {
+		path := m.path
+		if m.dir {
+			path = filepath.Join(m.path, filepath.FromSlash(name))
+		}
+		f, err := safetensors.Open(path)
+		if err != nil {
+			return err
+		}
+		m.files = append(m.files, shard{name, f})
+	}
+	if err := m.place(weightMap); err != nil {
+		return err
+	}
+	return m.readEntries()
+}
+
+// list finds the files of a directory and returns the names of those with
+// tensors, and for a model in shards the shard of each tensor.
+func (m *Model) list() (names []string, weightMap map[string]string, err error) {
+	if m.config, err = os.ReadFile(filepath.Join(m.path, configName)); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrModel, err)
+	}
+	m.index, err = os.ReadFile(filepath.Join(m.path, indexName))
+	switch {
+	case err == nil:
+		if weightMap, err = parseWeightMap(m.index); err != nil {
+			return nil, nil, fmt.Errorf("%w: %s: %w", ErrModel, indexName, err)
+		}
+		names = slices.Compact(slices.Sorted(maps.Values(weightMap)))
+		var missing []string
+		for _, name := range names {
+			if !filepath.IsLocal(filepath.FromSlash(name)) {
+				return nil, nil, fmt.Errorf("%w: %s names %q, which is outside of the directory", ErrModel, indexName, name)
+			}
+			if _, err := os.Stat(filepath.Join(m.path, filepath.FromSlash(name))); errors.Is(err, fs.ErrNotExist) {
+				missing = append(missing, name)
+			}
+		}
+		if len(missing) > 0 {
+			return nil, nil, fmt.Errorf("%w: %d of %d shards are missing: %s", ErrModel, len(missing), len(names), strings.Join(missing, ", "))
+		}
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Stat(filepath.Join(m.path, singleName)); err != nil {
+			return nil, nil, fmt.Errorf("%w: %s has neither %s nor %s", ErrModel, m.path, singleName, indexName)
+		}
+		names = []string{singleName}
+	default:
+		return nil, nil, err
+	}
+	m.others, err = otherFiles(m.path, append([]string{configName, indexName}, names...))
+	return names, weightMap, err
+}
+
+// otherFiles lists the regular files below dir, links to files among them,
+// except for skip and for the directories of Git and of download caches.
+func otherFiles(dir string, skip []string) ([]string, error) {
+	dir, err := filepath.EvalSymlinks(dir) // a walk does not follow the first one
+	if err != nil {
+		return nil, err
+	}
+	var result []string
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if path != dir && (d.Name() == ".git" || d.Name() == ".cache") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		st, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if !st.Mode().IsRegular() {
+			return fmt.Errorf("%w: %s is not a regular file", ErrModel, path)
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		if rel = filepath.ToSlash(rel); !slices.Contains(skip, rel) {
+			result = append(result, rel)
+		}
+		return nil
+	})
+	return result, err
+}
+
+func parseWeightMap(index []byte) (map[string]string, error) {
+	o, err := parseObject(index)
+	if err != nil {
+		return nil, err
+	}
+	m := o.find("weight_map")
+	if m == nil {
+		return nil, errors.New("no weight_map")
+	}
+	names, err := parseObject(o.raw(m))
+	if err != nil {
+		return nil, fmt.Errorf("weight_map: %w", err)
+	}
+	if len(names.members) == 0 {
+		return nil, errors.New("weight_map is empty")
+	}
+	result := map[string]string{}
+	for i := range names.members {
+		n := &names.members[i]
+		var file string
+		if err := json.Unmarshal(names.raw(n), &file); err != nil {
+			return nil, fmt.Errorf("weight_map: %q: %w", n.key, err)
+		}
+		result[n.key] = file
+	}
+	return result, nil
+}
+
+// place notes which file holds each tensor. A tensor in a shard that the index
+// does not send there is carried along and never looked at.
+func (m *Model) place(weightMap map[string]string) error {
+	for i, f := range m.files {
+		for _, t := range f.Tensors() {
+			if weightMap == nil || weightMap[t.Name] == f.name {
+				m.where[t.Name] = i
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(weightMap)) {
+		if _, ok := m.where[name]; !ok {
+			return fmt.Errorf("%w: tensor %q is missing from %s", ErrModel, name, weightMap[name])
+		}
+	}
+	return nil
+}
+
+// lookup finds a tensor.
+func (m *Model) lookup(name string) (file int, info safetensors.Info, ok bool) {
+	file, ok = m.where[name]
+	if ok {
+		info, ok = m.files[file].Lookup(name)
+	}
+	return file, info, ok
+}
+
+// quantization returns the object that holds the entries, nil where there is
+// none.
+func (m *Model) quantization() ([]byte, error) {
+	if !m.dir {
+		if q, ok := m.files[0].Metadata()[quantizationKey]; ok {
+			return []byte(q), nil
+		}
+		return nil, nil
+	}
+	o, err := parseObject(m.config)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrModel, configName, err)
+	}
+	if q := o.find(quantizationKey); q != nil {
+		return o.raw(q), nil
+	}
+	return nil, nil
+}
+
+func (m *Model) readEntries() error {
+	q, err := m.quantization()
+	if q == nil || err != nil {
+		return err
+	}
+	o, err := parseObject(q)
+	if err != nil && !m.dir && !isObject(q) {
+		return nil // some other program's word for something else
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrEntry, quantizationKey, err)
+	}
+	for i := range o.members {
+		e := &o.members[i]
+		if !isTrellis(o.raw(e)) {
+			continue
+		}
+		c, err := m.readEntry(e.key, o.raw(e))
+		if err != nil {
+			return fmt.Errorf("%s %q: %w", quantizationKey, e.key, err)
+		}
+		m.isBase[c.Base] = len(m.coded)
+		m.coded = append(m.coded, c)
+	}
+	return nil
+}
+
+// readEntry checks an entry against the tensors it describes.
+func (m *Model) readEntry(base string, raw []byte) (Coded, error) {
+	p, axis, err := parseEntry(raw)
+	if err != nil {
+		return Coded{}, err
+	}
+	_, codes, ok := m.lookup(base + weightSuffix)
+	if !ok {
+		return Coded{}, fmt.Errorf("%w: there is no tensor %q", ErrEntry, base+weightSuffix)
+	}
+	_, scales, ok := m.lookup(base + scalesSuffix)
+	if !ok {
+		return Coded{}, fmt.Errorf("%w: there is no tensor %q", ErrEntry, base+scalesSuffix)
+	}
+	if codes.DType != safetensors.U32 {
+		return Coded{}, fmt.Errorf("%w: tensor %q is %s, want U32", ErrEntry, codes.Name, codes.DType)
+	}
+	g, err := trellis.GeometryOf(codes.Shape, axis, p)
+	if err != nil {
+		return Coded{}, fmt.Errorf("%w: tensor %q with bits %d, group_size %d: %w", ErrEntry, codes.Name, p.K, p.T, err)
+	}
+	if scales.DType != safetensors.F16 || !slices.Equal(scales.Shape, []int{g.Rows()}) {
+		return Coded{}, fmt.Errorf("%w: tensor %q is %s %v, want F16 [%d]", ErrEntry, scales.Name, scales.DType, scales.Shape, g.Rows())
+	}
+	return Coded{base, p, g}, nil
+}
+
+// Coded returns the coded matrices in the order of their entries.
+func (m *Model) Coded() []Coded { return slices.Clone(m.coded) }
+
+// Tensor describes a tensor as it is stored.
+type Tensor struct {
+	Name  string
+	DType string // as safetensors spells it
+	Shape []int
+	Bytes int64
+	File  string // that holds it
+}
+
+// Plain returns the tensors that belong to no coded matrix, file by file in the
+// order of their data.
+func (m *Model) Plain() []Tensor {
+	var result []Tensor
+	for i, f := range m.files {
+		for _, t := range f.Tensors() {
+			if !m.codes(i, t.Name) {
+				result = append(result, Tensor{t.Name, string(t.DType), t.Shape, t.Size, f.name})
+			}
+		}
+	}
+	return result
+}
+
+// codes reports whether a tensor of a file is that of a coded matrix.
+func (m *Model) codes(file int, name string) bool {
+	base, suffix := cutSuffix(name)
+	_, ok := m.isBase[base]
+	return ok && suffix != "" && m.where[name] == file
+}
+
+// Files returns the names of the files that hold tensors.
+func (m *Model) Files() []string {
+	var names []string
+	for _, f := range m.files {
+		names = append(names, f.name)
+	}
+	return names
+}
+
+// IsDir reports whether the model is a directory.
+func (m *Model) IsDir() bool { return m.dir }
+
+// Metadata returns the metadata of a model that is one file.
+func (m *Model) Metadata() map[string]string {
+	if m.dir {
+		return nil
+	}
+	return m.files[0].Metadata()
+}
+
+// Matrix reads one coded matrix. It wraps ErrSelection where there is none of
+// that name.
+func (m *Model) Matrix(base string) (*trellis.Matrix, error) {
+	i, ok := m.isBase[base]
+	if !ok {
+		return nil, fmt.Errorf("artifact: %w: there is no coded matrix %q", ErrSelection, base)
+	}
+	t, _, err := m.read(m.coded[i])
+	return t, err
+}
+
+// read reads a coded matrix, and returns the bytes read as well.
+func (m *Model) read(c Coded) (*trellis.Matrix, [2][]byte, error) {
+	var data [2][]byte
+	for i, suffix := range []string{weightSuffix, scalesSuffix} {
+		file, info, _ := m.lookup(c.Base + suffix)
+		b, err := m.files[file].AppendTensor(nil, info.Name)
+		if err != nil {
+			return nil, data, err
+		}
+		data[i] = b
+	}
+	t := &trellis.Matrix{
+		Params:   c.Params,
+		Geometry: c.Geometry,
+		Codes:    make([]uint32, len(data[0])/4),
+		Scales:   make([]uint16, len(data[1])/2),
+	}
+	for i := range t.Codes {
+		t.Codes[i] = binary.LittleEndian.Uint32(data[0][4*i:])
+	}
+	for i := range t.Scales {
+		t.Scales[i] = binary.LittleEndian.Uint16(data[1][2*i:])
+	}
+	return t, data, nil
+}
+
+// Close closes the model's files.
+func (m *Model) Close() error {
+	var errs []error
+	for _, f := range m.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
