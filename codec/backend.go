@@ -17,3 +17,9 @@ type Backend interface {
 	// the backend and the codecs obtained from it return ErrClosed afterwards.
 	Close() error
 }
+
+// Feed says how a backend likes long work cut up.
+type Feed struct {
+	Bytes int // of input per call
+	Calls int // calls at once
+}

@@ -1,0 +1,72 @@
+// Package driver is for authors of backends. It defines what a backend implements, and New, which puts the
+// front end that all backends share before an implementation and returns the codec.Backend that programs use.
+//
+// The front end checks every operand, sizes and empties destinations, passes over empty tensors, refuses calls
+// after Close, and turns what an encoder found into the typed errors of package codec. So an implementation sees
+// only operands that fit its parameters and each other, of at least one element, and reports what it found in
+// the data as Found. An error that it returns means that it could not do the work: a lost device, no memory, a
+// context that ended. docs/numerics.md defines the bytes.
+package driver
+
+import (
+	"context"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+// Backend is what an implementation provides. It is safe for concurrent use.
+type Backend interface {
+	// Name returns the backend's name.
+	Name() string
+	// Feed says how long work should be cut up for this backend.
+	Feed() codec.Feed
+	// KV returns the KV cache codec with parameters p, which are valid and have their defaults filled in.
+	// It returns an error that wraps codec.ErrUnsupported if the backend does not serve p.
+	KV(p codec.KVParams) (KV, error)
+	// Trellis returns the weight codec with parameters p, which are valid, with the same error.
+	Trellis(p trellis.Params) (Trellis, error)
+	// Close releases what the backend holds. It is called once, when no other call is in progress.
+	Close() error
+}
+
+// None is the index in a Found of what was not found.
+const None = -1
+
+// Found is what an encoder found in its input: flat row-major element indices, or None. When either is set the
+// contents of the destination are not used.
+type Found struct {
+	// NonFinite is the first element that is NaN or an infinity: the first in row-major order for KV and
+	// EncodeBlocks, the first in the order of coded rows for Trellis.Encode.
+	NonFinite int
+	// Overflow is the first element of the first group (KV under codec.Finite) or coded row (Trellis.Encode)
+	// whose scale overflows its type, and for EncodeBlocks the first sample beyond ±2^60. An encoder may leave
+	// it None when NonFinite is set.
+	Overflow int
+}
+
+// KV packs and unpacks keys and values. Destinations have the exact lengths and the shape of the source; they
+// hold any contents before the call. Decoders return how many finite f32 results they saturated to ±65504 on
+// the last conversion to f16 (docs/numerics.md §2, under codec.Finite).
+type KV interface {
+	EncodeKeys(dst codec.Keys, x codec.Tensor) (Found, error)
+	EncodeValues(dst codec.Values, x codec.Tensor) (Found, error)
+	DecodeKeys(dst codec.Tensor, k codec.Keys) (saturated int, err error)
+	// DecodeValues leaves the rows rotated if rotated is set.
+	DecodeValues(dst codec.Tensor, v codec.Values, rotated bool) (saturated int, err error)
+	// Decode is DecodeKeys and DecodeValues, in one pass where the backend has one.
+	Decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values, rotated bool) (saturated int, err error)
+	// Unrotate may work in place.
+	Unrotate(dst, x codec.Tensor) (saturated int, err error)
+}
+
+// Trellis packs and unpacks weight matrices. Long calls return ctx.Err() soon after ctx ends.
+type Trellis interface {
+	// EncodeBlocks writes as many states as x has elements; x has shape [..., T].
+	EncodeBlocks(ctx context.Context, states []uint16, x codec.Tensor) (Found, error)
+	// Encode packs x, of shape [Out, In] of dst.Geometry, into dst, whose Codes and Scales have their lengths.
+	// Unless recon is the zero Tensor it has x's shape and receives the decoded weights.
+	Encode(ctx context.Context, dst *trellis.Matrix, recon, x codec.Tensor) (Found, error)
+	// Decode writes rows first to first+n−1 of m to dst, of shape [n, In].
+	Decode(dst codec.Tensor, m *trellis.Matrix, first int) error
+}
