@@ -115,3 +115,8 @@ bench:
 
 clean:
 	rm -rf bin build
+
+# reader-check compares the reader in Python, written from docs/ alone, with the command.
+.PHONY: reader-check
+reader-check:
+	internal/tools/reader/check.sh build/reader
