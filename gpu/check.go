@@ -72,3 +72,12 @@ func (d *Dispatch) Check(info Info) error {
 
 // Empty reports whether d has no threadgroup to run.
 func (d *Dispatch) Empty() bool { return d.Groups[0] == 0 || d.Groups[1] == 0 || d.Groups[2] == 0 }
+
+// CheckCopy reports what Upload and Download refuse: n bytes from offset on that do not lie within a
+// buffer of size bytes. op is "upload" or "download".
+func CheckCopy(op string, size, offset, n int) error {
+	if offset < 0 || offset > size || n > size-offset {
+		return &Error{Op: op, Err: ErrInvalid, Detail: fmt.Sprintf("%d bytes at offset %d of a buffer of %d", n, offset, size)}
+	}
+	return nil
+}

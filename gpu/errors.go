@@ -23,7 +23,7 @@ var (
 
 // Error is a failure of a device.
 type Error struct {
-	Op     string // what was asked: "open", "new buffer", "compile", "load", "pipeline", "run", "close"
+	Op     string // what was asked: "open", "new buffer", "upload", "download", "compile", "load", "pipeline", "run", "close"
 	Kernel string // the kernel concerned, or the kernels of the list, where there is one
 	Err    error  // one of this package's sentinels
 	Domain string // NSError's domain, where the system gave an error

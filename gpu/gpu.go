@@ -1,7 +1,12 @@
-// Package gpu is the seam between the codecs and a GPU: a device, buffers of shared memory, compute
-// pipelines, and dispatches. codec/metal plans in these terms and knows nothing of Objective-C;
-// package device implements them over Metal's objects, package trace records and replays them, and
-// package driver opens the one that was compiled in.
+// Package gpu is the seam between the codecs and a GPU: a device, buffers, compute pipelines, and
+// dispatches. Package codec/gpu plans in these terms and knows no particular device; gpu/metal
+// implements them over Metal.
+//
+// # Memory
+//
+// Where the CPU and the GPU share one memory, a buffer's contents are at hand as Bytes. Where they
+// do not, Bytes is nil and Upload and Download copy. Memory from NewShared is addressable by both
+// sides on every device, though a discrete GPU reaches it more slowly than its own.
 //
 // # Ownership
 //
@@ -28,12 +33,16 @@ type Device interface {
 	// Info describes the device. It stays valid after Close.
 	Info() Info
 
-	// NewBuffer allocates size bytes of zeroed memory shared between CPU and GPU, 1 <= size <=
+	// NewBuffer allocates size bytes of zeroed memory where kernels reach it fastest, 1 <= size <=
 	// Info().MaxBuffer. It fails with ErrOutOfMemory when the device has no room.
 	NewBuffer(size int) (Buffer, error)
 
-	// NewLibrary compiles Metal Shading Language source. A failure is ErrCompile and carries the
-	// compiler's text.
+	// NewShared allocates size bytes of zeroed memory that the CPU addresses too: its Bytes are not
+	// nil. Limits and errors are those of NewBuffer.
+	NewShared(size int) (Buffer, error)
+
+	// NewLibrary compiles source, which is in the dialect that the device takes: a family of package
+	// shaders. A failure is ErrCompile and carries the compiler's text.
 	NewLibrary(source string, opts CompileOptions) (Library, error)
 
 	// Run executes the dispatches in order, as one command buffer, and waits for it. Each dispatch
@@ -49,11 +58,11 @@ type Device interface {
 
 // Info is what a device says of itself.
 type Info struct {
-	Driver               string // how messages reach it: "purego", "darwinkit"
+	Driver               string // how calls reach it: "purego", "darwinkit"
 	Name                 string // "Apple M4 Max"
 	Architecture         string // "applegpu_g16s", empty where the system does not tell
 	RegistryID           uint64 // unique on this machine while it is up
-	UnifiedMemory        bool   // CPU and GPU share one memory
+	UnifiedMemory        bool   // CPU and GPU share one memory: no buffer's Bytes are nil
 	WorkingSet           uint64 // bytes the device advises to stay below
 	MaxBuffer            uint64 // bytes in one buffer
 	MaxThreadgroupMemory int    // bytes of threadgroup memory, static and dynamic together
@@ -78,17 +87,24 @@ func PrebuiltName(source string) string {
 	return "turbotrellis_" + hex.EncodeToString(sum[:])
 }
 
-// CompileOptions say how source is compiled. The zero value is what every codec needs: safe math
-// with precise functions, MSL 3.0. Safe math does not forbid contraction; the source's own pragmas
-// do.
+// CompileOptions say how source is compiled. The zero value is what every codec needs: IEEE
+// arithmetic with precise division and square root. (On Metal: safe math with precise functions,
+// MSL 3.0; that does not forbid contraction, which the source's own pragmas do.)
 type CompileOptions struct {
 	FastMath bool // let the compiler reassociate and approximate: only for tests that must see it refused
 }
 
-// A Buffer is memory shared between CPU and GPU.
+// A Buffer is memory that kernels read and write.
 type Buffer interface {
-	// Bytes is the memory itself, not a copy: valid until Release or Device.Close, and nil after.
+	// Bytes is the memory itself, not a copy, where the CPU can address it: valid until Release or
+	// Device.Close, and nil after. It is always nil where the memory is the device's alone.
 	Bytes() []byte
+
+	// Upload copies src to the buffer's bytes from offset on, and Download copies the bytes from
+	// offset on to dst. Both work for every buffer and return when the copy is done. A range outside
+	// of the buffer is ErrInvalid.
+	Upload(offset int, src []byte) error
+	Download(offset int, dst []byte) error
 
 	// Len is the size that was asked for, in bytes.
 	Len() int

@@ -10,9 +10,11 @@ import (
 
 type fakeBuffer int
 
-func (b fakeBuffer) Bytes() []byte { return nil }
-func (b fakeBuffer) Len() int      { return int(b) }
-func (b fakeBuffer) Release()      {}
+func (b fakeBuffer) Bytes() []byte              { return nil }
+func (b fakeBuffer) Upload(int, []byte) error   { return nil }
+func (b fakeBuffer) Download(int, []byte) error { return nil }
+func (b fakeBuffer) Len() int                   { return int(b) }
+func (b fakeBuffer) Release()                   {}
 
 type fakePipeline struct{}
 
@@ -82,6 +84,20 @@ func TestCheck(t *testing.T) {
 func fill(d *Dispatch) {
 	for i := range d.Buffers {
 		d.Buffers[i].Buffer = fakeBuffer(1)
+	}
+}
+
+func TestCheckCopy(t *testing.T) {
+	for _, test := range []struct {
+		size, offset, n int
+		ok              bool
+	}{
+		{8, 0, 8, true}, {8, 8, 0, true}, {8, 3, 5, true}, {8, 0, 0, true},
+		{8, 0, 9, false}, {8, 3, 6, false}, {8, 9, 0, false}, {8, -1, 1, false}, {8, math.MaxInt, 1, false}, {8, math.MinInt, 8, false},
+	} {
+		if err := CheckCopy("upload", test.size, test.offset, test.n); (err == nil) != test.ok || err != nil && !errors.Is(err, ErrInvalid) {
+			t.Errorf("%+v: %v", test, err)
+		}
 	}
 }
 

@@ -47,14 +47,25 @@ const none = -1
 
 func newStatus() status { return status{none, none} }
 
-func clearStatus(words []byte) {
-	for i := range shaders.StatusWords {
-		binary.LittleEndian.PutUint32(words[4*i:], shaders.StatusClear)
+func clearStatus() []byte {
+	var words []byte
+	for range shaders.StatusWords {
+		words = binary.LittleEndian.AppendUint32(words, shaders.StatusClear)
 	}
+	return words
 }
 
-// add takes in the status words of a dispatch that began at the given element
+// read takes in the status words of a dispatch that began at the given element
 // and group. Dispatches come in the order of rows.
+func (s *status) read(buf gpu.Buffer, element, group int) error {
+	words := make([]byte, 4*shaders.StatusWords)
+	err := buf.Download(0, words)
+	if err == nil {
+		s.add(words, element, group)
+	}
+	return err
+}
+
 func (s *status) add(words []byte, element, group int) {
 	take := func(to *int, word, start int) {
 		if w := binary.LittleEndian.Uint32(words[4*word:]); *to == none && w != shaders.StatusClear {

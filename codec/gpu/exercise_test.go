@@ -416,8 +416,13 @@ func (e *exercise) all() {
 
 // Every kernel of the table runs, and gives what the reference gives.
 func TestEveryKernel(t *testing.T) {
+	t.Run("shared", func(t *testing.T) { everyKernel(t) })
+	t.Run("discrete", func(t *testing.T) { everyKernel(t, asDiscrete) })
+}
+
+func everyKernel(t *testing.T, wrap ...func(gpu.Device) (gpu.Device, error)) {
 	var s spy
-	b := open(t, Options{}, s.wrap)
+	b := open(t, Options{}, append(wrap, s.wrap)...)
 	e := newExercise(t, b)
 	e.all()
 	for _, v := range shaders.Variants() {

@@ -21,6 +21,7 @@ type fakeDevice struct {
 	limit   map[string]int                  // of some kernels
 	width   int                             // of SIMD-groups
 	status  []uint32                        // what encoders find
+	private bool                            // buffers other than those of NewShared have no Bytes
 	canary  func(i int, word uint32) uint32 // changes a word of the canary's answer
 	fail    func(list []gpu.Dispatch) error // of Run
 	sources []string                        // compiled
@@ -31,9 +32,10 @@ type fakeDevice struct {
 }
 
 type fakeObject struct {
-	d    *fakeDevice
-	data []byte
-	name string
+	d       *fakeDevice
+	data    []byte
+	name    string
+	private bool
 }
 
 func newFake() *fakeDevice {
@@ -62,7 +64,29 @@ func (o *fakeObject) Release() {
 	o.data = nil
 }
 
-func (o *fakeObject) Bytes() []byte                { return o.data }
+func (o *fakeObject) Bytes() []byte {
+	if o.private {
+		return nil
+	}
+	return o.data
+}
+
+func (o *fakeObject) Upload(offset int, src []byte) error {
+	if err := gpu.CheckCopy("upload", len(o.data), offset, len(src)); err != nil {
+		return err
+	}
+	copy(o.data[offset:], src)
+	return nil
+}
+
+func (o *fakeObject) Download(offset int, dst []byte) error {
+	if err := gpu.CheckCopy("download", len(o.data), offset, len(dst)); err != nil {
+		return err
+	}
+	copy(dst, o.data[offset:])
+	return nil
+}
+
 func (o *fakeObject) Len() int                     { return len(o.data) }
 func (o *fakeObject) Name() string                 { return o.name }
 func (o *fakeObject) ExecutionWidth() int          { return o.d.width }
@@ -82,8 +106,21 @@ func (d *fakeDevice) NewBuffer(n int) (gpu.Buffer, error) {
 		return nil, &gpu.Error{Op: "new buffer", Err: gpu.ErrOutOfMemory}
 	}
 	d.buffers++
-	return d.object("", n), nil
+	o := d.object("", n)
+	o.private = d.private
+	return o, nil
 }
+
+func (d *fakeDevice) NewShared(n int) (gpu.Buffer, error) {
+	b, err := d.NewBuffer(n)
+	if err == nil {
+		b.(*fakeObject).private = false
+	}
+	return b, err
+}
+
+// contents is the memory of a buffer, private or not.
+func contents(b gpu.Buffer) []byte { return b.(*fakeObject).data }
 
 func (d *fakeDevice) NewLibrary(source string, _ gpu.CompileOptions) (gpu.Library, error) {
 	d.sources = append(d.sources, source)
@@ -112,14 +149,14 @@ func (d *fakeDevice) Run(list ...gpu.Dispatch) (time.Duration, error) {
 	defer d.mu.Unlock()
 	for _, x := range list {
 		if x.Pipeline.Name() == "canary" {
-			d.answer(x.Buffers[0].Buffer.Bytes(), x.Buffers[1].Buffer.Bytes())
+			d.answer(contents(x.Buffers[0].Buffer), contents(x.Buffers[1].Buffer))
 			continue
 		}
 		v, _ := shaders.Lookup(x.Pipeline.Name())
 		for i, p := range v.Params {
 			if p.Name == "status" && d.status != nil && strings.Contains(v.Op, "encode") {
 				for j, w := range d.status {
-					binary.LittleEndian.PutUint32(x.Buffers[i].Buffer.Bytes()[4*j:], w)
+					binary.LittleEndian.PutUint32(contents(x.Buffers[i].Buffer)[4*j:], w)
 				}
 			}
 		}

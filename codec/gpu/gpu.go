@@ -95,8 +95,10 @@ func (b *Backend) canary() (flushes bool, err error) {
 		return false, err
 	}
 	defer b.pool.put(out)
-	copy(src.Bytes(), in)
-	clear(out.Bytes())
+	answer := make([]byte, shaders.CanaryLen)
+	if err := errors.Join(src.Upload(0, in), out.Upload(0, answer)); err != nil {
+		return false, err
+	}
 	if _, err := b.dev.Run(gpu.Dispatch{
 		Pipeline:  k.pipeline,
 		Buffers:   []gpu.Binding{{Buffer: src}, {Buffer: out}},
@@ -106,7 +108,10 @@ func (b *Backend) canary() (flushes bool, err error) {
 	}); err != nil {
 		return false, err
 	}
-	return shaders.CheckCanary(out.Bytes()[:shaders.CanaryLen])
+	if err := out.Download(0, answer); err != nil {
+		return false, err
+	}
+	return shaders.CheckCanary(answer)
 }
 
 // Name returns the name that Open was given.

@@ -16,8 +16,8 @@ type job struct {
 	tables  []*table
 	list    []gpu.Dispatch
 	late    []gpu.Dispatch // run behind list: copies out
-	after   []func()       // copies behind each run
-	last    []func()       // copies that finish makes
+	after   []func() error // copies behind each run
+	last    []func() error // copies that finish makes
 }
 
 func (b *Backend) newJob() *job { return &job{b: b} }
@@ -31,13 +31,37 @@ func (j *job) buffer(n int) (gpu.Buffer, error) {
 	return buf, err
 }
 
+// fill writes the first n bytes of buf, which write is given: the memory itself where it is shared.
+func fill(buf gpu.Buffer, n int, write func(b []byte)) error {
+	if b := buf.Bytes(); b != nil {
+		write(b[:n])
+		return nil
+	}
+	b := make([]byte, n)
+	write(b)
+	return buf.Upload(0, b)
+}
+
+// drain reads the first n bytes of buf, likewise.
+func drain(buf gpu.Buffer, n int, read func(b []byte)) error {
+	b := buf.Bytes()
+	if b == nil {
+		b = make([]byte, n)
+		if err := buf.Download(0, b); err != nil {
+			return err
+		}
+	}
+	read(b[:n])
+	return nil
+}
+
 // status returns cleared status words.
 func (j *job) status() (gpu.Buffer, error) {
 	buf, err := j.buffer(4 * shaders.StatusWords)
-	if err == nil {
-		clearStatus(buf.Bytes())
+	if err != nil {
+		return nil, err
 	}
-	return buf, err
+	return buf, buf.Upload(0, clearStatus())
 }
 
 func (j *job) table(k tableKey) (gpu.Binding, error) {
@@ -72,17 +96,22 @@ func (j *job) run() error {
 		return err
 	}
 	for _, f := range j.after {
-		f()
+		if err := f(); err != nil {
+			return err
+		}
 	}
 	j.list, j.late, j.after = nil, nil, nil
 	return nil
 }
 
 // finish makes the copies that wait for all runs to have succeeded.
-func (j *job) finish() {
+func (j *job) finish() error {
 	for _, f := range j.last {
-		f()
+		if err := f(); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // release gives everything back.

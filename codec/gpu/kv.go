@@ -95,7 +95,9 @@ func (c *KV) encodeKeys(out codec.Keys, t codec.Tensor) (status, error) {
 		if err := j.run(); err != nil {
 			return err
 		}
-		found.add(words.Bytes(), row*p.HeadDim, row*groups)
+		if err := found.read(words, row*p.HeadDim, row*groups); err != nil {
+			return err
+		}
 		if p.Policy == codec.Compat {
 			found.overflow = none // Compat stores it
 		}
@@ -171,7 +173,9 @@ func (c *KV) encodeValues(out codec.Values, t codec.Tensor) (status, error) {
 		if err := j.run(); err != nil {
 			return err
 		}
-		found.add(words.Bytes(), row*d, row*groups)
+		if err := found.read(words, row*d, row*groups); err != nil {
+			return err
+		}
 		if p.Policy == codec.Compat {
 			found.overflow = none
 		}

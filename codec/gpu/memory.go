@@ -172,9 +172,9 @@ func (b *Backend) Alloc(n int) ([]byte, error) {
 		return nil, err
 	}
 	defer b.leave()
-	buf, err := b.dev.NewBuffer(n)
+	buf, err := b.dev.NewShared(n)
 	if errors.Is(err, gpu.ErrOutOfMemory) && b.pool.drain() > 0 {
-		buf, err = b.dev.NewBuffer(n)
+		buf, err = b.dev.NewShared(n)
 	}
 	if err != nil {
 		return nil, failed(err)

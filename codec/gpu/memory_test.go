@@ -32,6 +32,12 @@ func (c *counter) NewBuffer(n int) (gpu.Buffer, error) {
 	return c.Device.NewBuffer(n)
 }
 
+func (c *counter) NewShared(n int) (gpu.Buffer, error) {
+	c.buffers++
+	c.bytes += n
+	return c.Device.NewShared(n)
+}
+
 // part is n bytes of device memory at an offset that suits elements of any size,
 // with a guard on both sides.
 type part struct{ all, data []byte }

@@ -366,18 +366,18 @@ var planMutations = []struct {
 // goMutations are mistakes in copies of the Go sources, each with the tests that
 // have to fail, TestMutant without a mutation of its own for NONE.
 var goMutations = []struct{ name, file, old, new, run string }{
-	{"an object released twice", "gpu/device/object.go", "mtl.Pool(d.s, o.metal.Release)", "mtl.Pool(d.s, func() { o.metal.Release(); o.metal.Release() })", "NONE"},
-	{"an object not released", "gpu/device/object.go", "mtl.Pool(d.s, o.metal.Release)", "mtl.Pool(d.s, func() {})", "NONE"},
+	{"an object released twice", "../../gpu/metal/object.go", "mtl.Pool(d.s, o.metal.Release)", "mtl.Pool(d.s, func() { o.metal.Release(); o.metal.Release() })", "NONE"},
+	{"an object not released", "../../gpu/metal/object.go", "mtl.Pool(d.s, o.metal.Release)", "mtl.Pool(d.s, func() {})", "NONE"},
 	{"buffers not given back", "job.go", "j.b.pool.put(buf)", "_ = buf", "NONE"},
 	{"buffers given back twice", "job.go", "j.b.pool.put(buf)", "j.b.pool.put(buf)\n\t\tj.b.pool.put(buf)", "TestEveryKernel"},
 	{"rows of a byte less", "rows.go", "j.buffer(n * o.dim * o.size)", "j.buffer(n*o.dim*o.size - 1)", "NONE"},
 	{"views exchanged", "kv.go", "X: v[0], Codes: v[1], Scales: v[2], Zeros: v[3]", "X: v[0], Codes: v[2], Scales: v[1], Zeros: v[3]", "TestVectorKV"},
 	{"n1 for n2", "kv.go", "N1: uint32(pl.n1), N2: uint32(pl.n2)", "N1: uint32(pl.n2), N2: uint32(pl.n1)", "TestEveryKernel"},
 	{"last slab reported", "errors.go", "*to == none && w", "w", "TestStatus"},
-	{"status not cleared", "job.go", "clearStatus(buf.Bytes())", "_ = buf", "TestStatus"},
+	{"status not cleared", "job.go", "return buf, buf.Upload(0, clearStatus())", "return buf, nil", "TestStatus"},
 	{"gaps copied over", "rows.go", "if o.stride[i] > reach+1 {", "if false {", "TestConformance$"},
 	{"wide without looking", "kv.go", "if v.S3 == 1 && (v.Base|v.S0|v.S1|v.S2)&3 == 0 {", "if v.S3 == 1 {", "TestEveryKernel|TestConformanceOwned"},
-	{"canary not asked", "metal.go", "return shaders.CheckCanary(out.Bytes()[:shaders.CanaryLen])", "return false, nil", "TestBadDevices"},
+	{"canary not asked", "gpu.go", "return shaders.CheckCanary(answer)", "return false, nil", "TestBadDevices"},
 }
 
 // With TURBOTRELLIS_LONG, each mistake in a copy of the Go sources makes a test

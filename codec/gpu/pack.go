@@ -67,8 +67,7 @@ func (b *Backend) repack(op string, codes, packed []byte, bits int) error {
 			if err := j.run(); err != nil {
 				return err
 			}
-			j.finish()
-			return nil
+			return j.finish()
 		}()
 		if err != nil {
 			return failed(err)

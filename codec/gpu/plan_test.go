@@ -125,6 +125,7 @@ func TestViews(t *testing.T) {
 	direct, gathered, copies := 0, 0, 0
 	for range 3000 {
 		d := newFake()
+		d.private = r.IntN(2) == 0
 		b := openFake(t, d, func(o *Options) {
 			if r.IntN(3) == 0 {
 				o.stage = 16 * (1 + r.IntN(20))
@@ -193,7 +194,7 @@ func TestViews(t *testing.T) {
 			} else {
 				gathered++
 			}
-			mem := at.Buffer.Bytes()
+			mem := contents(at.Buffer)
 			for i := range n {
 				off, st := x.RowOffset(row + i)
 				for e := range x.Dim() {
@@ -227,7 +228,7 @@ func runCopy(t *testing.T, d gpu.Dispatch) {
 		t.Fatal(err)
 	}
 	size := int64(d.Pipeline.Name()[len("copy_")] - '0')
-	from, to := d.Buffers[0].Buffer.Bytes(), d.Buffers[1].Buffer.Bytes()
+	from, to := contents(d.Buffers[0].Buffer), contents(d.Buffers[1].Buffer)
 	for i := range a.Rows {
 		for e := range int(a.Dim) {
 			x := viewAddress(a.X, a.Row0+i, int(a.N1), int(a.N2), e) * size
@@ -240,8 +241,10 @@ func runCopy(t *testing.T, d gpu.Dispatch) {
 // Outputs come back to where their strides say, and bytes between them stay.
 func TestScatter(t *testing.T) {
 	for _, owned := range []bool{false, true} {
-		for _, skew := range []int{0, 1} {
+		for i := range 4 {
+			skew := i % 2
 			d := newFake()
+			d.private = i/2 == 1
 			b := openFake(t, d)
 			const size = 4
 			x := codec.Tensor{DType: codec.F32, Shape: []int{2, 2, 2, 2, 3}, Stride: []int{7, 100, 50, 20, 2}}
@@ -268,7 +271,7 @@ func TestScatter(t *testing.T) {
 				off, st := x.RowOffset(r)
 				for e := range x.Dim() {
 					w := []byte{byte(r), byte(e), 1, 2}
-					copy(at.Buffer.Bytes()[size*viewAddress(v, uint32(r), p.n1, p.n2, e):], w)
+					copy(contents(at.Buffer)[size*viewAddress(v, uint32(r), p.n1, p.n2, e):], w)
 					copy(want[skew+(off+e*st)*size:], w)
 				}
 			}
@@ -276,10 +279,12 @@ func TestScatter(t *testing.T) {
 				runCopy(t, c)
 			}
 			for _, f := range j.after {
-				f()
+				if err := f(); err != nil {
+					t.Error(err)
+				}
 			}
 			if !bytes.Equal(all, want) {
-				t.Errorf("owned %t, skew %d: wrong bytes", owned, skew)
+				t.Errorf("owned %t, private %t, skew %d: wrong bytes", owned, d.private, skew)
 			}
 			j.release()
 		}

@@ -240,11 +240,11 @@ func (j *job) bind(o *operand, p plan, row, n int) (gpu.Binding, shaders.View, e
 			return gpu.Binding{}, v, err
 		}
 		if o.output {
-			j.after = append(j.after, func() { copy(o.data, buf.Bytes()) })
+			j.after = append(j.after, func() error { return buf.Download(0, o.data) })
 		} else {
-			copy(buf.Bytes(), o.data)
+			err = buf.Upload(0, o.data)
 		}
-		return gpu.Binding{Buffer: buf}, v, nil
+		return gpu.Binding{Buffer: buf}, v, err
 	}
 	v := compact(o.dim, p)
 	v.Base = -int64(row) * int64(o.dim)
@@ -258,13 +258,13 @@ func (j *job) bind(o *operand, p plan, row, n int) (gpu.Binding, shaders.View, e
 			return gpu.Binding{Buffer: buf}, v, err
 		}
 	}
-	rows := buf.Bytes()[:n*o.dim*o.size]
+	move := func(rows []byte) { o.move(rows, row, n) }
 	if o.output {
-		j.after = append(j.after, func() { o.move(rows, row, n) })
+		j.after = append(j.after, func() error { return drain(buf, n*o.dim*o.size, move) })
 	} else {
-		o.move(rows, row, n)
+		err = fill(buf, n*o.dim*o.size, move)
 	}
-	return gpu.Binding{Buffer: buf}, v, nil
+	return gpu.Binding{Buffer: buf}, v, err
 }
 
 // compact is the view of rows of dim elements that follow each other.

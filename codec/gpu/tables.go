@@ -60,7 +60,10 @@ func (t *tables) get(k tableKey) (*table, error) {
 		if err != nil {
 			return nil, err
 		}
-		copy(buf.Bytes(), data)
+		if err := buf.Upload(0, data); err != nil {
+			buf.Release()
+			return nil, err
+		}
 		e = &table{buf: buf}
 		t.entries[k] = e
 		t.bytes += len(data)

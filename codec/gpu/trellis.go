@@ -140,8 +140,7 @@ func (c *Trellis) encodeBlocks(states []uint16, t codec.Tensor) (status, error) 
 		if err := j.run(); err != nil {
 			return err
 		}
-		found.add(words.Bytes(), row*p.T, row*p.T)
-		return nil
+		return found.read(words, row*p.T, row*p.T)
 	})
 }
 
@@ -289,8 +288,7 @@ func (c *Trellis) encode(m trellis.Matrix, recon, t codec.Tensor) (status, error
 			if err := j.run(); err != nil {
 				return err
 			}
-			found.add(words.Bytes(), row*g.Cols(), row)
-			return nil
+			return found.read(words, row*g.Cols(), row)
 		})
 	}); err != nil || found != newStatus() {
 		return found, err
@@ -377,7 +375,7 @@ func (c *Trellis) encode(m trellis.Matrix, recon, t codec.Tensor) (status, error
 		})
 	})
 	if err == nil {
-		whole.finish()
+		err = whole.finish()
 	}
 	return found, err
 }
@@ -537,8 +535,12 @@ func (j *job) codes(m *trellis.Matrix, row, n int) (gpu.Binding, shaders.View, e
 	if err != nil {
 		return gpu.Binding{}, shaders.View{}, err
 	}
-	for i := range groups {
-		copy(buf.Bytes()[4*i*n*width:], bytesOf(m.Codes[(i*g.Rows()+row)*width:][:n*width]))
+	if err := fill(buf, 4*groups*n*width, func(b []byte) {
+		for i := range groups {
+			copy(b[4*i*n*width:], bytesOf(m.Codes[(i*g.Rows()+row)*width:][:n*width]))
+		}
+	}); err != nil {
+		return gpu.Binding{}, shaders.View{}, err
 	}
 	if g.Axis == 0 {
 		g.In = n
@@ -559,9 +561,9 @@ func (j *job) hold(data []byte, size int, output bool) (gpu.Binding, int64, erro
 		return gpu.Binding{}, 0, err
 	}
 	if output {
-		j.last = append(j.last, func() { copy(data, buf.Bytes()) })
-	} else {
-		copy(buf.Bytes(), data)
+		j.last = append(j.last, func() error { return buf.Download(0, data) })
+	} else if err := buf.Upload(0, data); err != nil {
+		return gpu.Binding{}, 0, err
 	}
 	return gpu.Binding{Buffer: buf}, 0, nil
 }

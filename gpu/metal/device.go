@@ -170,6 +170,9 @@ func (d *device) NewBuffer(size int) (gpu.Buffer, error) {
 	return b, nil
 }
 
+// NewShared is NewBuffer: all buffers are in shared storage.
+func (d *device) NewShared(size int) (gpu.Buffer, error) { return d.NewBuffer(size) }
+
 func (d *device) NewLibrary(source string, o gpu.CompileOptions) (gpu.Library, error) {
 	const op = "compile"
 	if i := strings.IndexByte(source, 0); i >= 0 {

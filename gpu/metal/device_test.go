@@ -233,6 +233,36 @@ func TestRun(t *testing.T) {
 	checkLive(t, r)
 }
 
+// Upload and Download copy the bytes asked for and no others.
+func TestCopy(t *testing.T) {
+	r := &mtlfake.Runtime{}
+	d := openFake(t, r)
+	b, err := d.NewShared(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(b.Bytes(), "abcdefgh")
+	got := make([]byte, 3)
+	if err := errors.Join(b.Upload(2, []byte("XYZ")), b.Upload(8, nil), b.Download(4, got)); err != nil {
+		t.Error(err)
+	}
+	if string(b.Bytes()) != "abXYZfgh" || string(got) != "Zfg" {
+		t.Errorf("%q, %q", b.Bytes(), got)
+	}
+	for _, offset := range []int{-1, 6, 9} {
+		for _, err := range []error{b.Upload(offset, []byte("XYZ")), b.Download(offset, got)} {
+			if !errors.Is(err, gpu.ErrInvalid) {
+				t.Errorf("offset %d: %v", offset, err)
+			}
+		}
+	}
+	if string(b.Bytes()) != "abXYZfgh" || string(got) != "Zfg" {
+		t.Errorf("%q, %q", b.Bytes(), got)
+	}
+	d.Close()
+	checkLive(t, r)
+}
+
 // What was not released before Close goes with it; after Close everything says so.
 func TestClose(t *testing.T) {
 	r := &mtlfake.Runtime{}
@@ -253,7 +283,9 @@ func TestClose(t *testing.T) {
 	_, err2 := d.NewLibrary("source", gpu.CompileOptions{})
 	_, err3 := l.Pipeline("add")
 	_, err4 := d.Run(dispatch(p, 1, gpu.Binding{Buffer: b}))
-	for i, err := range []error{err1, err2, err3, err4, d.Close()} {
+	_, err5 := d.NewShared(8)
+	err6, err7 := b.Upload(0, []byte("a")), b.Download(0, make([]byte, 1))
+	for i, err := range []error{err1, err2, err3, err4, err5, err6, err7, d.Close()} {
 		if !errors.Is(err, gpu.ErrClosed) {
 			t.Error(i, err)
 		}
@@ -272,6 +304,11 @@ func TestReleased(t *testing.T) {
 	b.Release()
 	if b.Bytes() != nil {
 		t.Error("bytes after Release")
+	}
+	for _, err := range []error{b.Upload(0, nil), b.Download(0, nil)} {
+		if !errors.Is(err, gpu.ErrReleased) {
+			t.Error(err)
+		}
 	}
 	if _, err := d.Run(x); !errors.Is(err, gpu.ErrReleased) || err.Error() != "gpu: run add: released: buffer 0" {
 		t.Error(err)

@@ -77,6 +77,31 @@ func (b *buffer) Bytes() []byte {
 	return b.bytes
 }
 
+func (b *buffer) Upload(offset int, src []byte) error {
+	return b.copy("upload", offset, len(src), func(bytes []byte) { copy(bytes, src) })
+}
+
+func (b *buffer) Download(offset int, dst []byte) error {
+	return b.copy("download", offset, len(dst), func(bytes []byte) { copy(dst, bytes) })
+}
+
+// copy calls move with n bytes of the buffer from offset on.
+func (b *buffer) copy(op string, offset, n int, move func(bytes []byte)) error {
+	if err := b.dev.enter(op); err != nil {
+		return err
+	}
+	defer b.dev.mu.RUnlock()
+	if !b.hold() {
+		return &gpu.Error{Op: op, Err: gpu.ErrReleased, Detail: "the buffer"}
+	}
+	defer b.drop()
+	if err := gpu.CheckCopy(op, len(b.bytes), offset, n); err != nil {
+		return err
+	}
+	move(b.bytes[offset:][:n])
+	return nil
+}
+
 type pipeline struct {
 	object
 	metal                           mtl.ComputePipelineState
