@@ -296,7 +296,7 @@ class Snapshot:
         product, d = 1, p["shape"][-1]
         for n in p["shape"]:
             product *= n or 1
-        need(product <= 2**57, "shape")
+        need(product < 2**57, "shape")
         need(d > 0 and d % self.group == 0, "head dimension")
         need(keys or factor(d) is not None, "head dimension of values")
         return p
