@@ -380,20 +380,9 @@ var types = map[string]KeyFormat{
 // (finite), every format, group size and input dtype.
 func TestKeyVector(t *testing.T) {
 	total := map[string]int{}
-	for _, d := range []int{64, 128, 256, 512} {
-		for _, variant := range []struct {
-			file, infix string
-			group       int
-		}{{"", "", 32}, {"_g64", ".g64", 64}, {"_bf16", ".bf16", 32}, {"_f16", ".f16", 32}} {
-			file := vectors.Load(t, fmt.Sprintf("kv/kv_d%d%s.safetensors", d, variant.file))
-			x := widen(t, file, "x")
-			for name, f := range types {
-				for _, policy := range []string{"compat", "finite"} {
-					prefix := "k." + name + variant.infix + "." + policy + "."
-					keyVector(t, file, prefix, f, variant.group, x, policy == "finite", total)
-				}
-			}
-		}
+	keys, _ := vectors.KV(t)
+	for _, c := range keys {
+		keyVector(t, c, total)
 	}
 	t.Logf("compared %v", total)
 	for _, part := range []string{"codes", "scales", "zeros", "decoded", "constant groups"} {
@@ -403,24 +392,28 @@ func TestKeyVector(t *testing.T) {
 	}
 }
 
-func keyVector(t *testing.T, file vectors.File, prefix string, f KeyFormat, group int, x []float32, finite bool, total map[string]int) {
+func keyVector(t *testing.T, c vectors.KeyCase, total map[string]int) {
 	t.Helper()
-	codes := file.Bytes(t, prefix+"codes")
-	scales, zeros := file.U16(t, prefix+"scales"), file.U16(t, prefix+"zeros")
-	want := make([]byte, len(x))
-	if err := pack.Unpack(want, codes, f.Bits); err != nil {
-		t.Fatalf("%scodes: %v", prefix, err)
+	f, ok := types[c.Type]
+	if !ok {
+		t.Fatalf("%s: unknown type %s", c.Name, c.Type)
 	}
-	if len(scales) != len(x)/group || len(zeros) != len(scales) {
-		t.Fatalf("%s: %d scales and %d zeros for %d elements", prefix, len(scales), len(zeros), len(x))
+	x, finite := widen(t, c.X), c.Policy == "finite"
+	scales, zeros := c.Scales.U16(t), c.Zeros.U16(t)
+	want := make([]byte, len(x))
+	if err := pack.Unpack(want, c.Codes.Data, f.Bits); err != nil {
+		t.Fatalf("%s: codes: %v", c.Name, err)
+	}
+	if len(scales) != len(x)/c.Group || len(zeros) != len(scales) {
+		t.Fatalf("%s: %d scales and %d zeros for %d elements", c.Name, len(scales), len(zeros), len(x))
 	}
 	var decoded []float32
-	if file.Has(prefix + "decoded") {
-		decoded = file.F32(t, prefix+"decoded")
+	if c.Decoded.Data != nil {
+		decoded = c.Decoded.F32(t)
 	}
-	canonical, idx := make([]float32, group), make([]byte, group)
+	canonical, idx := make([]float32, c.Group), make([]byte, c.Group)
 	for g := range scales {
-		at := g * group
+		at := g * c.Group
 		for i := range canonical {
 			canonical[i] = f32.Canon(x[at+i])
 			if canonical[i] == 0 && !finite {
@@ -436,38 +429,38 @@ func keyVector(t *testing.T, file vectors.File, prefix string, f KeyFormat, grou
 			total["constant groups"]++
 		}
 		if s != scales[g] || z != zeros[g] {
-			t.Fatalf("%s group %d: scale %#04x zero %#04x, want %#04x %#04x", prefix, g, s, z, scales[g], zeros[g])
+			t.Fatalf("%s group %d: scale %#04x zero %#04x, want %#04x %#04x", c.Name, g, s, z, scales[g], zeros[g])
 		}
 		for i, v := range idx {
 			if v != want[at+i] {
-				t.Fatalf("%s element %d: index %#02x, want %#02x", prefix, at+i, v, want[at+i])
+				t.Fatalf("%s element %d: index %#02x, want %#02x", c.Name, at+i, v, want[at+i])
 			}
 			if decoded != nil {
 				got := f.Dequantize(v, pack.FromF16(s), pack.FromF16(z))
 				if w := decoded[at+i]; bits(got) != bits(w) && !(got != got && w != w) {
-					t.Fatalf("%s element %d: decoded %v, want %v", prefix, at+i, got, w)
+					t.Fatalf("%s element %d: decoded %v, want %v", c.Name, at+i, got, w)
 				}
 				total["decoded"]++
 			}
 		}
-		total["codes"] += group
+		total["codes"] += c.Group
 		total["scales"]++
 		total["zeros"]++
 	}
 }
 
-// widen returns the named tensor of F32, F16 or BF16 in float32.
-func widen(t *testing.T, file vectors.File, name string) []float32 {
+// widen returns a tensor of F32, F16 or BF16 in float32.
+func widen(t *testing.T, x vectors.Tensor) []float32 {
 	t.Helper()
-	if file.DType(name) == "F32" {
-		return file.F32(t, name)
+	if x.DType == "F32" {
+		return x.F32(t)
 	}
 	from := pack.FromF16
-	if file.DType(name) == "BF16" {
+	if x.DType == "BF16" {
 		from = pack.FromBF16
 	}
 	var out []float32
-	for _, v := range file.U16(t, name) {
+	for _, v := range x.U16(t) {
 		out = append(out, from(v))
 	}
 	return out

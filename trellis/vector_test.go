@@ -3,8 +3,6 @@ package trellis
 import (
 	"fmt"
 	"math"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/internal/vectors"
@@ -59,31 +57,6 @@ func counted(t *testing.T, n int) {
 	t.Logf("compared %d values", n)
 }
 
-// param reads the integer that follows a letter in one of a vector's dotted
-// name parts, such as 12 in "L12".
-func param(t *testing.T, name, letter string) int {
-	t.Helper()
-	for part := range strings.SplitSeq(name, ".") {
-		if n, err := strconv.Atoi(strings.TrimPrefix(part, letter)); err == nil && strings.HasPrefix(part, letter) {
-			return n
-		}
-	}
-	t.Fatalf("no %s in %q", letter, name)
-	return 0
-}
-
-func toStates(t *testing.T, v []int32) []uint16 {
-	t.Helper()
-	s := make([]uint16, len(v))
-	for i, x := range v {
-		if x < 0 || x > math.MaxUint16 {
-			t.Fatalf("state %d", x)
-		}
-		s[i] = uint16(x)
-	}
-	return s
-}
-
 func TestVectorCodes(t *testing.T) {
 	f := vectors.Load(t, "trellis/codes.safetensors")
 	n := 0
@@ -102,46 +75,39 @@ func TestVectorCodes(t *testing.T) {
 }
 
 func TestVectorPack(t *testing.T) {
-	f := vectors.Load(t, "trellis/pack.safetensors")
 	n := 0
-	for _, name := range f.Names() {
-		base, ok := strings.CutSuffix(name, ".states")
-		if !ok {
-			continue
-		}
-		p := Params{L: 12, K: param(t, base, "k"), T: param(t, base, "T")}
-		states, words := toStates(t, f.I32(t, name)), f.U32(t, base+".words")
-
-		got, err := AppendPackStates(nil, states, p)
+	for _, c := range vectors.Packed(t) {
+		p := Params{L: 12, K: c.K, T: c.T}
+		got, err := AppendPackStates(nil, c.States, p)
 		if err != nil {
-			t.Fatalf("%s: %v", base, err)
+			t.Fatalf("%s: %v", c.Name, err)
 		}
-		diffInts(t, base+" words", got, words)
-		back, err := AppendUnpackStates(nil, words, p)
+		diffInts(t, c.Name+" words", got, c.Words)
+		back, err := AppendUnpackStates(nil, c.Words, p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		diffInts(t, base+" states", back, states)
+		diffInts(t, c.Name+" states", back, c.States)
 
-		for i, want := range states {
-			s, err := StateAt(words[i/p.T*p.BlockWords():][:p.BlockWords()], p, i%p.T)
+		for i, want := range c.States {
+			s, err := StateAt(c.Words[i/p.T*p.BlockWords():][:p.BlockWords()], p, i%p.T)
 			if err != nil || s != want {
-				t.Fatalf("%s: StateAt(%d) = %#x, %v; want %#x", base, i, s, err, want)
+				t.Fatalf("%s: StateAt(%d) = %#x, %v; want %#x", c.Name, i, s, err, want)
 			}
 		}
 
 		m := Matrix{
 			Params:   p,
 			Geometry: Geometry{Axis: 1, Out: 3, In: p.T},
-			Codes:    words,
+			Codes:    c.Words,
 			Scales:   []uint16{pack.ToF16(0.75), pack.ToF16(0.75), pack.ToF16(0.75)},
 		}
 		dec := make([]float32, 3*p.T)
 		if err := m.DecodeRows(dec, 0, 3); err != nil {
 			t.Fatal(err)
 		}
-		diff(t, base+" decoded", dec, f.F32(t, base+".decoded"))
-		n += len(words) + 2*len(states) + len(dec)
+		diff(t, c.Name+" decoded", dec, c.Decoded.F32(t))
+		n += len(c.Words) + 2*len(c.States) + len(dec)
 	}
 	counted(t, n)
 }
@@ -166,58 +132,45 @@ func TestVectorInterleave(t *testing.T) {
 }
 
 func TestVectorEncode(t *testing.T) {
-	f := vectors.Load(t, "trellis/encode.safetensors")
 	n := 0
-	for _, name := range f.Names() {
-		base, ok := strings.CutSuffix(name, ".x")
-		if !ok {
-			continue
-		}
-		code, err := ParseCode(strings.Split(base, ".")[4])
+	for _, c := range vectors.Paths(t) {
+		code, err := ParseCode(c.Code)
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := NewEncoder(Params{
-			L: param(t, base, "L"), K: param(t, base, "k"), T: param(t, base, "T"),
-			Code: code, FreeEnds: strings.HasSuffix(base, ".free"),
-		})
+		e, err := NewEncoder(Params{L: c.L, K: c.K, T: c.T, Code: code, FreeEnds: c.FreeEnds})
 		if err != nil {
 			t.Fatal(err)
 		}
-		x, want := f.F32(t, name), toStates(t, f.I32(t, base+".states"))
+		x := c.X.F32(t)
 		got := make([]uint16, len(x))
-		for b := 0; b < len(x); b += e.p.T {
-			if err := e.EncodeBlock(got[b:b+e.p.T], x[b:b+e.p.T]); err != nil {
+		for b := 0; b < len(x); b += c.T {
+			if err := e.EncodeBlock(got[b:b+c.T], x[b:b+c.T]); err != nil {
 				t.Fatal(err)
 			}
-			if err := checkPath(got[b:b+e.p.T], e.p); err != nil && !e.p.FreeEnds {
-				t.Errorf("%s: %v", base, err)
+			if err := checkPath(got[b:b+c.T], e.p); err != nil && !c.FreeEnds {
+				t.Errorf("%s: %v", c.Name, err)
 			}
 		}
-		diffInts(t, base, got, want)
+		diffInts(t, c.Name, got, c.States)
 		n += len(got)
 	}
 	counted(t, n)
 }
 
 func TestVectorRows(t *testing.T) {
-	f := vectors.Load(t, "trellis/rows.safetensors")
 	n := 0
-	for _, name := range f.Names() {
-		base, ok := strings.CutSuffix(name, ".w")
-		if !ok {
-			continue
-		}
-		p := DefaultParams(param(t, base, "k"))
+	for _, c := range vectors.Matrices(t) {
+		p := DefaultParams(c.K)
 		p.Policy = Compat
-		if strings.Contains(base, ".T") {
-			p.T = param(t, base, "T")
+		if c.T != 0 {
+			p.T = c.T
 		}
 		e, err := NewEncoder(p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, shape := f.F32(t, name), f.Shape(name)
+		w, want, shape := c.W.F32(t), c.Decoded.F32(t), c.W.Shape
 		var m Matrix
 		recon := make([]float32, len(w))
 		if err := e.Encode(&m, recon, w, Geometry{Axis: 1, Out: shape[0], In: shape[1]}); err != nil {
@@ -227,10 +180,10 @@ func TestVectorRows(t *testing.T) {
 		if err := m.DecodeRows(dec, 0, shape[0]); err != nil {
 			t.Fatal(err)
 		}
-		diffInts(t, base+" codes", m.Codes, f.U32(t, base+".codes"))
-		diffInts(t, base+" scales", m.Scales, f.U16(t, base+".scales"))
-		diff(t, base+" decoded", dec, f.F32(t, base+".decoded"))
-		diff(t, base+" reconstruction", recon, f.F32(t, base+".decoded"))
+		diffInts(t, c.Name+" codes", m.Codes, c.Codes)
+		diffInts(t, c.Name+" scales", m.Scales, c.Scales)
+		diff(t, c.Name+" decoded", dec, want)
+		diff(t, c.Name+" reconstruction", recon, want)
 		n += len(m.Codes) + len(m.Scales) + 2*len(dec)
 	}
 	counted(t, n)

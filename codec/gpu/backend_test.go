@@ -11,6 +11,7 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/gpu"
 	"github.com/turbotrellis/turbotrellis/gpu/metal"
+	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
 // The tests of this tag run on whichever driver was compiled in. Without one, or
@@ -43,4 +44,22 @@ func open(t testing.TB, o Options, wrap ...func(gpu.Device) (gpu.Device, error))
 		}
 	})
 	return b
+}
+
+func newCodec(t testing.TB, b *Backend, p codec.KVParams) codec.KV {
+	t.Helper()
+	kv, err := b.KV(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kv
+}
+
+func newWeights(t testing.TB, b *Backend, p trellis.Params) *Trellis {
+	t.Helper()
+	c, err := b.Trellis(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*Trellis)
 }

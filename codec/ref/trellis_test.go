@@ -3,62 +3,12 @@ package ref_test
 import (
 	"errors"
 	"math"
-	"path"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
-	"github.com/turbotrellis/turbotrellis/internal/vectors"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
-
-// TestVectorTrellis codes whole matrices through the interface and compares
-// codes, scales, reconstruction and decoded weights.
-func TestVectorTrellis(t *testing.T) {
-	f := vectors.Load(t, path.Join("trellis", "rows.safetensors"))
-	compared := 0
-	for _, name := range f.Names() {
-		prefix, ok := strings.CutSuffix(name, ".w")
-		if !ok {
-			continue
-		}
-		p := trellis.DefaultParams(int(prefix[strings.Index(prefix, ".k")+2] - '0'))
-		p.Policy = trellis.Compat
-		if strings.Contains(prefix, "T128") {
-			p.T = 128
-		}
-		w := f[name]
-		x := codec.Tensor{DType: codec.F32, Shape: w.Shape, Data: w.Data}
-		c, err := ref.NewTrellis(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var m trellis.Matrix
-		recon := codec.NewTensor(codec.F32, w.Shape...)
-		if err := c.Encode(&m, recon, x, trellis.Geometry{Axis: 1, Out: w.Shape[0], In: w.Shape[1]}); err != nil {
-			t.Fatal(err)
-		}
-		if want := f.U32(t, prefix+".codes"); !slices.Equal(m.Codes, want) {
-			t.Errorf("%s: codes differ", prefix)
-		}
-		if want := f.U16(t, prefix+".scales"); !slices.Equal(m.Scales, want) {
-			t.Errorf("%s: scales differ", prefix)
-		}
-		out := codec.NewTensor(codec.F32, w.Shape...)
-		if err := c.Decode(out, &m, 0); err != nil {
-			t.Fatal(err)
-		}
-		compared += diff(t, prefix+".decoded", codec.F32, out.Data, f[prefix+".decoded"].Data)
-		compared += diff(t, prefix+" reconstruction", codec.F32, recon.Data, out.Data)
-		compared += len(m.Codes) + len(m.Scales)
-	}
-	if compared == 0 {
-		t.Fatal("nothing compared")
-	}
-	t.Logf("compared %d elements", compared)
-}
 
 func TestTrellisErrors(t *testing.T) {
 	p := trellis.Params{L: 8, K: 2, T: 32}

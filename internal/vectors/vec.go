@@ -152,10 +152,18 @@ func (f File) Bytes(tb testing.TB, name string) []byte {
 // F32 returns the elements of the named F32 tensor.
 func (f File) F32(tb testing.TB, name string) []float32 {
 	tb.Helper()
-	data := f.tensor(tb, name, "F32").Data
-	out := make([]float32, len(data)/4)
+	return f.tensor(tb, name, "F32").F32(tb)
+}
+
+// F32 returns the elements of an F32 tensor.
+func (t Tensor) F32(tb testing.TB) []float32 {
+	tb.Helper()
+	if t.DType != "F32" {
+		tb.Fatalf("vec: tensor is %s, want F32", t.DType)
+	}
+	out := make([]float32, len(t.Data)/4)
 	for i := range out {
-		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
+		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(t.Data[4*i:]))
 	}
 	return out
 }
@@ -196,10 +204,18 @@ func (f File) I8(tb testing.TB, name string) []int8 {
 // U16 returns the bit patterns of the named F16 or BF16 tensor.
 func (f File) U16(tb testing.TB, name string) []uint16 {
 	tb.Helper()
-	data := f.tensor(tb, name, "F16", "BF16").Data
-	out := make([]uint16, len(data)/2)
+	return f.tensor(tb, name, "F16", "BF16").U16(tb)
+}
+
+// U16 returns the bit patterns of an F16 or BF16 tensor.
+func (t Tensor) U16(tb testing.TB) []uint16 {
+	tb.Helper()
+	if t.DType != "F16" && t.DType != "BF16" {
+		tb.Fatalf("vec: tensor is %s, want F16 or BF16", t.DType)
+	}
+	out := make([]uint16, len(t.Data)/2)
 	for i := range out {
-		out[i] = binary.LittleEndian.Uint16(data[2*i:])
+		out[i] = binary.LittleEndian.Uint16(t.Data[2*i:])
 	}
 	return out
 }
