@@ -45,20 +45,12 @@ type View struct {
 	Base, S0, S1, S2, S3 int64
 }
 
-// PackArgs serves pack_* and unpack_*: Dim codes a row, one byte each, and Dim·bits/8 bytes.
-type PackArgs struct {
-	Codes, Packed                View
-	N1, N2, Row0, Rows, Dim, Pad uint32
-}
-
-// HadamardArgs: Norm is f32(1/sqrt(Dim)); Dim = Factor · 2^k. Forward is SignsBefore; inverse
-// is SignsAfter and Transposed. Canonical applies numerics §1 to the input.
+// HadamardArgs: Norm is f32(1/sqrt(Dim)); Dim = Factor · 2^k.
 type HadamardArgs struct {
-	X, Y                                           View
-	N1, N2, Row0, Rows, Dim, Factor                uint32
-	ThreadsPerRow, XType, YType                    uint32
-	Canonical, SignsBefore, SignsAfter, Transposed uint32
-	Norm                                           float32
+	X, Y                            View
+	N1, N2, Row0, Rows, Dim, Factor uint32
+	ThreadsPerRow, XType, YType     uint32
+	Norm                            float32
 }
 
 // KeysEncodeArgs: codes are bytes; scales and zeros are ScaleType.
@@ -133,7 +125,7 @@ type TrellisEncodeArgs struct {
 	WriteCodes, WriteStates, Pad uint32
 }
 
-// TrellisExpandArgs serves trellis_states and trellis_expand*. Interleaved codes are
+// TrellisExpandArgs serves trellis_expand* and trellis_tile_*. Interleaved codes are
 // [Cols/(2·Block), rows, 2·words] on Codes.S1, S2, S3. Columns are Col0 to Col0+Cols−1 of a
 // row; four at a time need Col0 and Cols to be multiples of 4 and L + 3k ≤ 33. RowTile is read
 // by trellis_tile_*, which serve whole interleaved rows (Col0 = 0).

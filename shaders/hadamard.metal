@@ -1,22 +1,9 @@
-// The Walsh–Hadamard rotation (numerics §3) as an operation of its own: forward,
-// inverse (un-rotation of an attention output), or without signs.
-
-static inline float hadamard_load(const device uchar* x, const device uint* signs, constant HadamardArgs& a, long i, uint j) {
-    float v = load_float(x, a.x_type, i);
-    if (a.canonical != 0) {
-        v = canon(v);
-    }
-    if (a.signs_before != 0) {
-        v = negate_if(v, sign_bit(signs, j));
-    }
-    return v;
-}
+// The inverse rotation (numerics §3) of rows that are not packed: an attention output over
+// rotated values.
 
 static inline void hadamard_store(device uchar* y, const device uint* signs, constant HadamardArgs& a, long i, uint j, float v) {
     v = v * a.norm;
-    if (a.signs_after != 0) {
-        v = negate_if(v, sign_bit(signs, j));
-    }
+    v = negate_if(v, sign_bit(signs, j));
     store_float(y, a.y_type, i, v);
 }
 
@@ -30,7 +17,7 @@ static inline void hadamard_lanes(const device uchar* x, device uchar* y, const 
 #pragma clang loop unroll(full)
     for (uint e = 0; e < E; e++) {
         const uint j = e * 32u + lane;
-        v[e] = hadamard_load(x, signs, a, in + long(j) * a.x.s3, j);
+        v[e] = canon(load_float(x, a.x_type, in + long(j) * a.x.s3));
     }
     transform_lanes<E>(v, lane);
     if (active) {
@@ -53,9 +40,9 @@ static inline void hadamard_row(const device uchar* x, device uchar* y, const de
     threadgroup float* buf = memory + in_group * a.dim;
     const long in = row_offset(a.x, row);
     for (uint j = t; j < a.dim; j += a.threads_per_row) {
-        buf[j] = hadamard_load(x, signs, a, in + long(j) * a.x.s3, j);
+        buf[j] = canon(load_float(x, a.x_type, in + long(j) * a.x.s3));
     }
-    transform_row(buf, a.dim, a.factor, a.transposed != 0, t, a.threads_per_row);
+    transform_row(buf, a.dim, a.factor, true, t, a.threads_per_row);
     if (active) {
         const long out = row_offset(a.y, row);
         for (uint j = t; j < a.dim; j += a.threads_per_row) {

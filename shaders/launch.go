@@ -16,7 +16,7 @@ type Grid struct {
 	Groups, Threads [3]int
 }
 
-// ElementGrid lays threads over rows of `units` work items: 8 elements of pack, keys_decode,
+// ElementGrid lays threads over rows of `units` work items: 8 elements of keys_decode,
 // values_decode and kv_decode (the longer of the two), 4 of trellis_expand4, 1 of the rest.
 func ElementGrid(units, rows, maxThreads int) Grid {
 	threads := min(256, maxThreads)

@@ -9,7 +9,7 @@ import (
 
 // argStructs lists every argument struct, View first.
 var argStructs = []any{
-	View{}, PackArgs{}, HadamardArgs{}, KeysEncodeArgs{}, KeysDecodeArgs{}, ValuesEncodeArgs{},
+	View{}, HadamardArgs{}, KeysEncodeArgs{}, KeysDecodeArgs{}, ValuesEncodeArgs{},
 	ValuesDecodeArgs{}, KVDecodeArgs{}, CopyArgs{}, TrellisScalesArgs{}, TrellisEncodeArgs{},
 	TrellisExpandArgs{}, CanaryArgs{},
 }

@@ -24,18 +24,6 @@ struct View {
 };
 static_assert(sizeof(View) == 40, "View is laid out as in args.go");
 
-struct PackArgs {
-    View codes;
-    View packed;
-    uint n1;
-    uint n2;
-    uint row0;
-    uint rows;
-    uint dim;
-    uint pad;
-};
-static_assert(sizeof(PackArgs) == 104, "PackArgs is laid out as in args.go");
-
 struct HadamardArgs {
     View x;
     View y;
@@ -48,13 +36,9 @@ struct HadamardArgs {
     uint threads_per_row;
     uint x_type;
     uint y_type;
-    uint canonical;
-    uint signs_before;
-    uint signs_after;
-    uint transposed;
     float norm;
 };
-static_assert(sizeof(HadamardArgs) == 136, "HadamardArgs is laid out as in args.go");
+static_assert(sizeof(HadamardArgs) == 120, "HadamardArgs is laid out as in args.go");
 
 struct KeysEncodeArgs {
     View x;

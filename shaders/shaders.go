@@ -2,22 +2,19 @@
 // their arguments. docs/numerics.md says what each computes; args.go what each is told;
 // the Variant table how each is launched.
 //
-// Everything is Metal Shading Language 3.0 with fast math off. The sources are one
-// compilation unit: layout.metal and common.metal first, one file per kernel family, then
-// instances.metal, which names every kernel. layout.metal and instances.metal are generated
-// (go generate) from args.go and variants.go; a test demands that they are current.
+// Everything is Metal Shading Language 3.0 with fast math off. A compilation unit is
+// layout.metal and common.metal, then the file of a kernel family, then one entry point for
+// each variant of the family, printed from variants.go. layout.metal is generated (go
+// generate) from args.go; a test demands that it is current.
 //
-// A device may flush f32 subnormals. No kernel lets one decide a bit, with two exceptions that
-// docs/numerics.md leaves undefined: decoding scales that no encoder writes, and hadamard_*
-// without HadamardArgs.Canonical on inputs below 2^-64.
+// A device may flush f32 subnormals. No kernel lets one decide a bit, except in decoding
+// scales that no encoder writes, which docs/numerics.md leaves undefined.
 package shaders
 
 //go:generate go run ./gen
 
 import (
-	"crypto/sha256"
 	"embed"
-	"encoding/hex"
 	"fmt"
 	"strings"
 )
@@ -27,10 +24,11 @@ var files embed.FS
 
 // Families lists the kernel families, one source file each, in the order of Source.
 func Families() []string {
-	return []string{"canary", "pack", "hadamard", "keys", "values", "decode", "trellis", "copy"}
+	return []string{"canary", "hadamard", "keys", "values", "decode", "trellis", "copy"}
 }
 
-// Source returns every kernel as one source string. #line directives name the real files.
+// Source returns every kernel as one source string, for tools that look at all of them. #line
+// directives name the files.
 func Source() string {
 	var b strings.Builder
 	for _, name := range prologue() {
@@ -39,7 +37,7 @@ func Source() string {
 	for _, family := range Families() {
 		appendFile(&b, family+".metal", text(family+".metal"))
 	}
-	appendFile(&b, "instances.metal", text("instances.metal"))
+	appendFile(&b, "instances.metal", instances(""))
 	return b.String()
 }
 
@@ -58,12 +56,6 @@ func FamilySource(family string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("shaders: no kernel family %q", family)
-}
-
-// Digest returns the SHA-256 of Source in hexadecimal.
-func Digest() string {
-	sum := sha256.Sum256([]byte(Source()))
-	return hex.EncodeToString(sum[:])
 }
 
 func prologue() []string { return []string{"layout.metal", "common.metal"} }

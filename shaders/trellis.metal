@@ -450,19 +450,6 @@ static inline ulong trellis_window(const device uint* codes, long in, long strid
 }
 
 // One thread an element.
-static inline void trellis_states_element(const device uint* codes, device ushort* states, constant TrellisExpandArgs& a, uint2 at) {
-    if (at.x >= a.cols || at.y >= a.rows) {
-        return;
-    }
-    const uint row = a.row0 + at.y;
-    const uint words = a.block * a.bits / 32u;
-    const uint block = (a.col0 + at.x) / a.block;
-    const uint t = a.col0 + at.x - block * a.block;
-    const ulong window = trellis_window(codes, trellis_block(a, row, block, words), a.codes.s3, words, (a.block - 1u - t) * a.bits);
-    const uint state = uint(window) & ((1u << a.state_bits) - 1u);
-    states[a.out.base + long(row) * a.out.s2 + long(at.x) * a.out.s3] = ushort(state);
-}
-
 template <uint K>
 static inline void trellis_expand_element(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint2 at) {
     if (at.x >= a.cols || at.y >= a.rows) {

@@ -33,49 +33,11 @@ func agree(t *testing.T, what string, got, reference, class error, index int) {
 func TestStatus(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(-1))
 	const rows, d = 40, 64
-	for _, o := range []Options{{}, {stage: 3 * 4 * d}} { // all rows at a time; three
+	for _, o := range []Options{{}, {stage: 3 * 4 * d}} { // all rows at a time; three, or two of the longer ones
 		b := open(t, o)
-		for _, test := range []struct {
-			name   string
-			at     map[int]float32
-			class  error
-			index  int
-			policy codec.Policy
-		}{
-			{"first", map[int]float32{0: nan}, codec.ErrNonFinite, 0, codec.Finite},
-			{"last", map[int]float32{rows*d - 1: inf}, codec.ErrNonFinite, rows*d - 1, codec.Finite},
-			{"several", map[int]float32{1234: nan, 1233: inf, 2000: nan}, codec.ErrNonFinite, 1233, codec.Finite},
-			{"compat", map[int]float32{77: nan}, codec.ErrNonFinite, 77, codec.Compat},
-			{"overflow", map[int]float32{20*d + 40: 3e38, 20*d + 41: -3e38}, codec.ErrScaleOverflow, 20*d + 32, codec.Finite},
-			{"overflow before", map[int]float32{100: 3e38, 101: -3e38, 2001: nan}, codec.ErrNonFinite, 2001, codec.Finite},
-			{"overflow behind", map[int]float32{2100: 3e38, 2101: -3e38, 2001: nan}, codec.ErrNonFinite, 2001, codec.Finite},
-		} {
-			x := codec.NewTensor(codec.F32, rows, d)
-			for i, v := range test.at {
-				codec.F32.Store(x.Data[4*i:], v)
-			}
-			p := codec.KVParams{HeadDim: d, KeyBits: 4, ValueBits: 3, Policy: test.policy}
-			kv := newCodec(t, b, p)
-			r, err := ref.NewKV(p)
-			if err != nil {
-				t.Fatal(err)
-			}
-			k := codec.Keys{Codes: bytes.Repeat([]byte{7}, 9), Shape: []int{1}}
-			agree(t, test.name+" keys", kv.EncodeKeys(&k, x), r.EncodeKeys(new(codec.Keys), x), test.class, test.index)
-			if len(k.Shape)+len(k.Codes)+len(k.Scales)+len(k.Zeros) != 0 {
-				t.Errorf("%s: keys left after an error", test.name)
-			}
-			var v codec.Values
-			want := test.index
-			if test.class == codec.ErrScaleOverflow {
-				want = test.index / d * d // the rotation spreads it over the row
-			}
-			agree(t, test.name+" values", kv.EncodeValues(&v, x), r.EncodeValues(new(codec.Values), x), test.class, want)
-			if len(v.Shape)+len(v.Codes)+len(v.Scales) != 0 {
-				t.Errorf("%s: values left after an error", test.name)
-			}
+		for _, d := range []int{d, 96} { // rows in registers, rows in threadgroup memory
+			kvStatus(t, b, rows, d)
 		}
-
 		p := trellis.Params{L: 8, K: 2, T: 32}
 		c := newWeights(t, b, p)
 		r, err := ref.NewTrellis(p)
@@ -117,7 +79,7 @@ func TestStatus(t *testing.T) {
 			index int
 		}{
 			{"nan", map[int]float32{1500: nan, 1400: inf}, codec.ErrNonFinite, 1400},
-			{"large", map[int]float32{1500: nan, 1400: -0x1.8p60}, codec.ErrScaleOverflow, 1400},
+			{"large", map[int]float32{1500: nan, 1400: -0x1.000002p60}, codec.ErrScaleOverflow, 1400},
 			{"nan, then large", map[int]float32{1300: nan, 1400: -0x1.8p60}, codec.ErrNonFinite, 1300},
 		} {
 			x := codec.NewTensor(codec.F32, rows, d/32, 32)
@@ -125,6 +87,57 @@ func TestStatus(t *testing.T) {
 				codec.F32.Store(x.Data[4*i:], v)
 			}
 			agree(t, test.name+" samples", c.EncodeBlocks(states, x), r.EncodeBlocks(states, x), test.class, test.index)
+		}
+		limits := codec.NewTensor(codec.F32, rows, d/32, 32)
+		codec.F32.Store(limits.Data[4*3:], 0x1p60)
+		codec.F32.Store(limits.Data[4*70:], -0x1p60)
+		if err := c.EncodeBlocks(states, limits); err != nil {
+			t.Errorf("samples of ±2^60: %v", err)
+		}
+	}
+}
+
+func kvStatus(t *testing.T, b *Backend, rows, d int) {
+	t.Helper()
+	nan, inf := float32(math.NaN()), float32(math.Inf(-1))
+	for _, test := range []struct {
+		name   string
+		at     map[int]float32
+		class  error
+		index  int
+		policy codec.Policy
+	}{
+		{"first", map[int]float32{0: nan}, codec.ErrNonFinite, 0, codec.Finite},
+		{"last", map[int]float32{rows*d - 1: inf}, codec.ErrNonFinite, rows*d - 1, codec.Finite},
+		{"several", map[int]float32{1234: nan, 1233: inf, 2000: nan}, codec.ErrNonFinite, 1233, codec.Finite},
+		{"compat", map[int]float32{77: nan}, codec.ErrNonFinite, 77, codec.Compat},
+		{"overflow", map[int]float32{20*d + 40: 3e38, 20*d + 41: -3e38}, codec.ErrScaleOverflow, 20*d + 32, codec.Finite},
+		{"overflow before", map[int]float32{100: 3e38, 101: -3e38, 2001: nan}, codec.ErrNonFinite, 2001, codec.Finite},
+		{"overflow behind", map[int]float32{2100: 3e38, 2101: -3e38, 2001: nan}, codec.ErrNonFinite, 2001, codec.Finite},
+	} {
+		x := codec.NewTensor(codec.F32, rows, d)
+		for i, v := range test.at {
+			codec.F32.Store(x.Data[4*i:], v)
+		}
+		p := codec.KVParams{HeadDim: d, KeyBits: 4, ValueBits: 3, Policy: test.policy}
+		kv := newCodec(t, b, p)
+		r, err := ref.NewKV(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := codec.Keys{Codes: bytes.Repeat([]byte{7}, 9), Shape: []int{1}}
+		agree(t, test.name+" keys", kv.EncodeKeys(&k, x), r.EncodeKeys(new(codec.Keys), x), test.class, test.index)
+		if len(k.Shape)+len(k.Codes)+len(k.Scales)+len(k.Zeros) != 0 {
+			t.Errorf("%s: keys left after an error", test.name)
+		}
+		var v codec.Values
+		want := test.index
+		if test.class == codec.ErrScaleOverflow {
+			want = test.index / d * d // the rotation spreads it over the row
+		}
+		agree(t, test.name+" values", kv.EncodeValues(&v, x), r.EncodeValues(new(codec.Values), x), test.class, want)
+		if len(v.Shape)+len(v.Codes)+len(v.Scales) != 0 {
+			t.Errorf("%s: values left after an error", test.name)
 		}
 	}
 }
@@ -145,8 +158,8 @@ func TestClosed(t *testing.T) {
 	for i, err := range []error{
 		kv.EncodeKeys(new(codec.Keys), x), kv.EncodeValues(new(codec.Values), x), kv.DecodeKeys(x, codec.Keys{}), kv.DecodeValues(x, codec.Values{}),
 		kv.DecodeValuesRotated(x, codec.Values{}), kv.Decode(x, x, codec.Keys{}, codec.Values{}), kv.DecodeRotated(x, x, codec.Keys{}, codec.Values{}), kv.Unrotate(x, x),
-		c.EncodeBlocks(nil, x), c.Encode(new(trellis.Matrix), x, x, trellis.Geometry{}), c.Decode(x, nil, 0), c.States(nil, nil, 0),
-		b.Pack(nil, nil, 0), b.Unpack(nil, nil, 0), b.Free(nil), b.Close(), errKV, errTrellis, errAlloc, errTensor,
+		c.EncodeBlocks(nil, x), c.Encode(new(trellis.Matrix), x, x, trellis.Geometry{}), c.Decode(x, nil, 0),
+		b.Free(nil), b.Close(), errKV, errTrellis, errAlloc, errTensor,
 	} {
 		if !errors.Is(err, codec.ErrClosed) {
 			t.Errorf("%d: %v", i, err)
@@ -187,9 +200,6 @@ func TestBadOperands(t *testing.T) {
 	agree(t, "back-pointers", c.EncodeBlocks(make([]uint16, 1<<11), x), rt.EncodeBlocks(make([]uint16, 1<<11), x), codec.ErrParams, codec.NoIndex)
 
 	for name, err := range map[string]error{
-		"states":     newWeights(t, b, trellis.Params{L: 8, K: 2, T: 32}).States(make([]uint16, 3), &trellis.Matrix{Params: trellis.Params{L: 8, K: 2, T: 32}, Geometry: trellis.Geometry{Axis: 1, Out: 1, In: 32}, Codes: make([]uint32, 2), Scales: make([]uint16, 1)}, 0),
-		"pack":       b.Pack(make([]byte, 3), make([]byte, 8), 4),
-		"unpack":     b.Unpack(make([]byte, 8), make([]byte, 5), 4),
 		"not Alloc":  b.Free(make([]byte, 8)),
 		"Free(nil)":  b.Free(nil),
 		"any length": func() error { _, err := b.NewTensor(codec.F32, -1); return err }(),
@@ -197,9 +207,6 @@ func TestBadOperands(t *testing.T) {
 		if !errors.Is(err, codec.ErrShape) {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-	if err := b.Pack(nil, make([]byte, 7), 3); !errors.Is(err, codec.ErrParams) {
-		t.Errorf("width: %v", err)
 	}
 	if _, err := b.NewTensor(codec.F32, 1<<40, 1<<20); !errors.Is(err, codec.ErrUnsupported) {
 		t.Errorf("huge tensor: %v", err)
@@ -245,9 +252,6 @@ func TestEmpty(t *testing.T) {
 		if err := c.EncodeBlocks(nil, codec.NewTensor(codec.F32, 0, 32)); err != nil {
 			t.Error(err)
 		}
-	}
-	if err := errors.Join(b.Pack(nil, nil, 4), b.Unpack(nil, nil, 4)); err != nil {
-		t.Error(err)
 	}
 	empty, err := b.NewTensor(codec.F32, 0, 64)
 	if err != nil || empty.Len() != 0 {

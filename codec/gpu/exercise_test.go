@@ -16,7 +16,6 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/gpu"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
-	"github.com/turbotrellis/turbotrellis/pack"
 	"github.com/turbotrellis/turbotrellis/shaders"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
@@ -316,22 +315,6 @@ func (e *exercise) trellis(p trellis.Params, g trellis.Geometry, in, out codec.D
 		e.must(m.Decode(y, &got, rows[0]))
 		e.same(fmt.Sprint(what, " rows ", rows), out, y.Data, wantY.Data)
 	}
-	var states []uint16
-	plain := slices.Clone(want.Codes)
-	if g.Interleaved {
-		e.must(trellis.Deinterleave(plain, want.Codes, g.Rows(), g.Cols(), p))
-	}
-	states, err = trellis.AppendUnpackStates(nil, plain, p)
-	e.must(err)
-	gotStates := make([]uint16, len(states))
-	e.must(m.(*Trellis).States(gotStates, &got, 0))
-	e.same(what+" states", 0, bytesOf(gotStates), bytesOf(states))
-	if g.Rows() > 1 {
-		gotStates = gotStates[g.Cols():]
-		clear(gotStates)
-		e.must(m.(*Trellis).States(gotStates, &got, 1))
-		e.same(what+" states of later rows", 0, bytesOf(gotStates), bytesOf(states[g.Cols():]))
-	}
 }
 
 // blocks finds states of blocks without scales.
@@ -351,25 +334,6 @@ func (e *exercise) blocks(p trellis.Params, in codec.DType, lead []int, seed uin
 	e.must(r.EncodeBlocks(want, x))
 	e.must(m.EncodeBlocks(got, x))
 	e.same(fmt.Sprintf("%+v %v", p, in), 0, bytesOf(got), bytesOf(want))
-}
-
-// pack packs and unpacks n codes of each width.
-func (e *exercise) pack(n int) {
-	e.t.Helper()
-	r := rand.New(rand.NewPCG(3, uint64(n)))
-	for bits := 1; bits <= 8; bits++ {
-		codes := make([]byte, n)
-		for i := range codes {
-			codes[i] = byte(r.UintN(1 << bits))
-		}
-		want, err := pack.AppendPack(nil, codes, bits)
-		e.must(err)
-		got, back := make([]byte, len(want)), make([]byte, n)
-		e.must(e.b.Pack(got, codes, bits))
-		e.same(fmt.Sprintf("pack %d", bits), 0, got, want)
-		e.must(e.b.Unpack(back, want, bits))
-		e.same(fmt.Sprintf("unpack %d", bits), 0, back, codes)
-	}
 }
 
 var allTypes = []codec.DType{codec.F32, codec.F16, codec.BF16}
@@ -401,7 +365,6 @@ func (e *exercise) all() {
 	deep := arrangement{"deep", []int{5, 0, 2, 4, 1, 3}, 4, 4, true}
 	e.kv(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3}, codec.F32, codec.F32, []int{2, 2, 2, 2, 2}, deep, 1)
 	e.kv(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3}, codec.F16, codec.BF16, []int{2, 2, 2, 2, 2}, deep, 2)
-	e.pack(4096)
 	for k := 1; k <= 8; k++ {
 		p := trellis.Params{L: 9, K: k, T: 32, Code: trellis.Code(k % 3), Policy: trellis.Policy(k % 2), Scale: trellis.ScaleRule(k / 2 % 2)}
 		e.trellis(p, trellis.Geometry{Axis: 1, Out: 5, In: 128, Interleaved: true}, allTypes[k%3], allTypes[k/2%3], uint64(k))

@@ -66,7 +66,6 @@ func small(e *exercise) {
 	e.t.Helper()
 	e.kv(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3}, codec.F32, codec.F16, []int{2, 2, 2}, layouts[0], 1)
 	e.trellis(trellis.Params{L: 8, K: 2, T: 32, Scale: trellis.Refit}, trellis.Geometry{Axis: 1, Out: 3, In: 64, Interleaved: true}, codec.F32, codec.F32, 1)
-	e.pack(64)
 }
 
 // A device that fails a check is refused by the name of the check, and goes.
@@ -180,9 +179,6 @@ func TestFaults(t *testing.T) {
 		},
 		"Encode weights": func() error { return tr.Encode(new(trellis.Matrix), out, x, g) },
 		"Decode weights": func() error { return tr.Decode(out, &m, 0) },
-		"States":         func() error { return tr.States(states, &m, 0) },
-		"Pack":           func() error { return b.Pack(make([]byte, 32), make([]byte, 64), 4) },
-		"Unpack":         func() error { return b.Unpack(make([]byte, 64), make([]byte, 32), 4) },
 		"Alloc":          func() error { d, err := b.Alloc(64); _ = b.Free(d); return err },
 	}
 	faults := []struct {
@@ -373,7 +369,6 @@ func TestConcurrent(t *testing.T) {
 					allTypes[i%3], allTypes[j%3], []int{2, 2, 2}, layouts[(i+j)%len(layouts)], uint64(8*i+j))
 			}
 			e.trellis(trellis.Params{L: 8, K: 1 + i%4, T: 32}, trellis.Geometry{Axis: i % 2, Out: 64, In: 64}, codec.F32, codec.F32, uint64(i))
-			e.pack(64)
 		})
 	}
 	group.Wait()

@@ -410,7 +410,7 @@ func (c *KV) unrotate(dst, x codec.Tensor) error {
 		l := b.launchRow(k, d, n)
 		args := shaders.HadamardArgs{
 			X: v[0], Y: v[1], N1: uint32(pl.n1), N2: uint32(pl.n2), Row0: uint32(row), Rows: uint32(n), Dim: uint32(d), Factor: uint32(factor(d)),
-			ThreadsPerRow: uint32(l.ThreadsPerRow), XType: dtypes[x.DType], YType: dtypes[dst.DType], Canonical: 1, SignsAfter: 1, Transposed: 1, Norm: norm(d),
+			ThreadsPerRow: uint32(l.ThreadsPerRow), XType: dtypes[x.DType], YType: dtypes[dst.DType], Norm: norm(d),
 		}
 		j.add(k, n, l.Grid, l.Bytes, false, &args, append(at, signs)...)
 		return j.run()

@@ -152,7 +152,6 @@ var checks = map[string]func(*exercise){
 			e.t.Fatal(err)
 		}
 	},
-	"pack": func(e *exercise) { e.pack(8 * 13) },
 }
 
 func (e *exercise) keys(p codec.KVParams, in, out codec.DType) {
@@ -247,7 +246,11 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"*last offender reported", "atomic_fetch_min_explicit(status + word, index, memory_order_relaxed);", "atomic_store_explicit(status + word, index, memory_order_relaxed);", "status"},
 	{"strides exchanged", "long(r.y) * v.s1 + long(r.z) * v.s2", "long(r.z) * v.s1 + long(r.y) * v.s2", "keys"},
 	{"group of the wrong run", "long(first / a.group) * a.scales.s3", "long(first / a.group + (first >> 6)) * a.scales.s3", "decode"},
-	{"bit order of a unit", "unit |= code << (e * BITS);", "unit |= code << ((count - 1u - e) * BITS);", "pack"},
+	{"halves of a packed unit exchanged", "const uint word = u < 4 ? lo : hi;", "const uint word = u < 4 ? hi : lo;", "values"},
+	{"shuffle mask of the first stage", "const float partner = simd_shuffle_xor(x[e], ushort(h));", "const float partner = simd_shuffle_xor(x[e], ushort(h ^ 1u));", "hadamard"},
+	{"zero point subtracted in one rounding", "float q = v / se;\n            q = q - zero;", "const float inverse = 1.0f / se;\n            float q = fma(v, inverse, -zero);", "keys"},
+	{"outer strides exchanged", "long(r.x) * v.s0 + long(r.y) * v.s1", "long(r.x) * v.s1 + long(r.y) * v.s0", "keys"},
+	{"rotation for its inverse", "transform_row(buf, a.dim, a.factor, true,", "transform_row(buf, a.dim, a.factor, false,", "hadamard"},
 	{"ties to the smallest predecessor", "if (g >= best) {", "if (g > best) {", "trellis"},
 	{"matrix not transposed", "minus = transposed ? rows[c] >> j : rows[j] >> c", "minus = rows[j] >> c", "hadamard"},
 	{"no wrap around a block", "w + 1u == words ? 0u : w + 1u", "w + 1u == words ? w : w + 1u", "trellis"},
@@ -360,7 +363,7 @@ var planMutations = []struct {
 		return n
 	}}, "keys"},
 	{"buffers of half the size", saboteur{size: func(n int) int { return max(n/2, 2048+256) }}, "values"},
-	{"*releases forgotten", saboteur{keep: true}, "pack"},
+	{"*releases forgotten", saboteur{keep: true}, "keys"},
 }
 
 // goMutations are mistakes in copies of the Go sources, each with the tests that

@@ -453,39 +453,6 @@ func (c *Trellis) Decode(dst codec.Tensor, m *trellis.Matrix, first int) error {
 	}))
 }
 
-// States writes the L-bit states of coded rows of m, Geometry.Cols() a row, from
-// row first on, as many as states holds. m and the rows are as Decode takes them.
-func (c *Trellis) States(states []uint16, m *trellis.Matrix, first int) error {
-	if err := c.b.enter(); err != nil {
-		return err
-	}
-	defer c.b.leave()
-	if err := codec.CheckMatrix(m, c.p); err != nil {
-		return err
-	}
-	g := m.Geometry
-	if len(states) == 0 {
-		return nil
-	}
-	if g.Cols() == 0 || len(states)%g.Cols() != 0 || first < 0 || len(states)/g.Cols() > g.Rows()-first {
-		return &codec.Error{Err: codec.ErrShape, Tensor: "states", Index: codec.NoIndex,
-			Reason: fmt.Sprintf("%d states from coded row %d of %d rows of %d", len(states), first, g.Rows(), g.Cols())}
-	}
-	out := c.b.packed(bytesOf(states), 2, g.Cols(), []int{len(states) / g.Cols()}, true)
-	k, err := c.b.kernels.pick(need{op: "trellis_states"}, accept)
-	if err != nil {
-		return failed(err)
-	}
-	return failed(c.overCoded(m, out, first, func(j *job, args shaders.TrellisExpandArgs, codes, scales, to gpu.Binding) error {
-		args.Cols, args.Block, args.StateBits, args.Bits = uint32(g.Cols()), uint32(c.p.T), uint32(c.p.L), uint32(c.p.K)
-		if g.Interleaved {
-			args.Interleaved = 1
-		}
-		j.add(k, int(args.Rows), shaders.ElementGrid(g.Cols(), int(args.Rows), k.pipeline.MaxThreads()), 0, false, &args, codes, to)
-		return nil
-	}))
-}
-
 // overCoded binds the coded rows of m that the rows of out stand for, from first
 // on, slab by slab, and runs what add adds. The arguments have the views and rows.
 func (c *Trellis) overCoded(m *trellis.Matrix, out *operand, first int, add func(j *job, args shaders.TrellisExpandArgs, codes, scales, to gpu.Binding) error) error {

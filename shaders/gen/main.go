@@ -1,5 +1,5 @@
-// Command gen writes layout.metal and instances.metal from the Go tables. With -table it
-// prints the kernel table of docs/metal.md instead.
+// Command gen writes layout.metal from the argument structs. With -table it prints the kernel
+// table of docs/metal.md instead.
 package main
 
 import (
@@ -18,12 +18,7 @@ func main() {
 		fmt.Print(shaders.Table())
 		return
 	}
-	for name, source := range map[string]string{
-		"layout.metal":    shaders.Layout(),
-		"instances.metal": shaders.Instances(),
-	} {
-		if err := os.WriteFile(name, []byte(source), 0o644); err != nil {
-			log.Fatal(err)
-		}
+	if err := os.WriteFile("layout.metal", []byte(shaders.Layout()), 0o644); err != nil {
+		log.Fatal(err)
 	}
 }
