@@ -1,7 +1,8 @@
 #!/bin/sh
-# Compares reader.py with turbotrellis on a spread of files: check.sh BUILDDIR
+# Compares reader.py and feedback.py with turbotrellis on a spread of files: check.sh BUILDDIR
 # Python 3.11 or later; numpy, pinned in requirements.txt, goes into BUILDDIR.
 set -eu
+export PYTHONDONTWRITEBYTECODE=1
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
@@ -15,4 +16,5 @@ fi
 rm -rf "$dir/files"
 "$dir/venv/bin/python" "$here/cases.py" "$dir/turbotrellis" "$dir/files"
 "$dir/venv/bin/python" "$here/reader.py" check "$dir/files"
+"$dir/venv/bin/python" "$here/feedback.py" "$dir/turbotrellis"
 rm -rf "$dir/files"
