@@ -212,13 +212,17 @@ type Values struct {
 // element of the first such group.
 //
 // Decoders write dst whole, or report ErrShape or ErrDType before writing any
-// of it. Any codes decode to something; scales may be any bits.
+// of it. Any codes decode to something; scales may be any bits. Under Finite, a
+// finite result that would round to an infinity of f16 is stored as ±65504
+// (docs/numerics.md §2), and Saturated counts it.
 //
-// Which error an operand gets is for KVParams' Check methods to say, one for
-// each method here: backends call them first.
+// Only driver.New implements KV.
 type KV interface {
 	// Params returns the parameters with defaults filled in.
 	Params() KVParams
+	// Saturated returns how many elements the decoders have so far turned into
+	// ±65504, because they would otherwise have rounded to an infinity.
+	Saturated() uint64
 
 	// EncodeKeys packs x, of shape [..., HeadDim].
 	EncodeKeys(dst *Keys, x Tensor) error

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/bits"
 
+	"github.com/turbotrellis/turbotrellis/internal/shape"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
@@ -84,24 +85,10 @@ func (t Tensor) count(name string) (int, error) {
 
 // elements returns the product of a shape, or an error if a dimension is
 // negative or the product does not fit an int.
-func elements(name string, shape []int) (int, error) {
-	n, empty := 1, false
-	for _, d := range shape {
-		if d < 0 {
-			return 0, &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("negative dimension in shape %v", clone(shape))}
-		}
-		if d == 0 {
-			empty = true
-			continue
-		}
-		hi, lo := bits.Mul64(uint64(n), uint64(d))
-		if hi != 0 || lo > math.MaxInt {
-			return 0, &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: fmt.Sprintf("shape %v has more elements than an int can count", clone(shape))}
-		}
-		n = int(lo)
-	}
-	if empty {
-		return 0, nil
+func elements(name string, dims []int) (int, error) {
+	n, err := shape.Elements(dims)
+	if err != nil {
+		return 0, &Error{Err: ErrShape, Tensor: name, Index: NoIndex, Reason: err.Error()}
 	}
 	return n, nil
 }

@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,6 +17,9 @@ import (
 // element in the order of coded rows; a row whose scale overflows f16 is
 // ErrScaleOverflow with its first element. Every row is checked before
 // anything is written.
+//
+// Encoders return ctx.Err() soon after ctx ends. Only driver.New implements
+// Trellis.
 type Trellis interface {
 	// Params returns the parameters.
 	Params() trellis.Params
@@ -25,13 +29,13 @@ type Trellis interface {
 	// as x. The samples are already divided by their row's scale; they lie
 	// within ±2^60. On error the contents of states are not defined. It is the
 	// one method that free-ended parameters allow.
-	EncodeBlocks(states []uint16, x Tensor) error
+	EncodeBlocks(ctx context.Context, states []uint16, x Tensor) error
 
 	// Encode packs x, of shape [Out, In] of g. It reuses dst's slices where
 	// they are large enough. Where recon is not the zero Tensor it has x's
 	// shape and receives the weights that Decode gives, from the same pass.
 	// On error dst is left empty.
-	Encode(dst *trellis.Matrix, recon, x Tensor, g trellis.Geometry) error
+	Encode(ctx context.Context, dst *trellis.Matrix, recon, x Tensor, g trellis.Geometry) error
 
 	// Decode writes f(state)·scale, rounded once to dst's type: rows first to
 	// first+n−1 of m, where dst has shape [n, In].

@@ -17,43 +17,44 @@ import (
 // mutant is the reference with one fault. Where an encoder is at fault it is
 // written again below, from docs/numerics.md, so that one stage can be wrong.
 type mutant struct {
-	*ref.Backend
-	load      func(x codec.Tensor, row []float32, r int)
-	canon     func(float32) float32
-	rint      func(float32) float32 // of indices
-	rintZero  func(float32) float32
-	sum       func(y []float32) float32 // of squares
-	level     func(t *lloydmax.Table, n float32) int
-	signs     func(signs []float32)
-	permute   func(codes []byte)
-	finish    func(dst *packed, rows int)          // after an encoder
-	decoded   func(dst codec.Tensor, fresh []byte) // after a decoder; fresh is dst's memory before it
-	unpack    func(codes []byte)                   // before a decoder, on a copy
-	dequant   func(i, zero, scale float32) float32 // of keys
-	store     func(t codec.DType, b []byte, x float32)
-	input     func(x codec.Tensor) // before any encoder
-	errs      func(error) error
-	decline   func(p codec.KVParams) bool
-	miss      func(centroid, s, y float32) float32 // the error of one element in the search
-	calls     int
-	unstable  bool
-	reencodes bool
+	codec.Backend // the reference
+	load          func(x codec.Tensor, row []float32, r int)
+	canon         func(float32) float32
+	rint          func(float32) float32 // of indices
+	rintZero      func(float32) float32
+	sum           func(y []float32) float32 // of squares
+	level         func(t *lloydmax.Table, n float32) int
+	signs         func(signs []float32)
+	permute       func(codes []byte)
+	finish        func(dst *packed, rows int)          // after an encoder
+	decoded       func(dst codec.Tensor, fresh []byte) // after a decoder; fresh is dst's memory before it
+	unpack        func(codes []byte)                   // before a decoder, on a copy
+	dequant       func(i, zero, scale float32) float32 // of keys
+	store         func(t codec.DType, b []byte, x float32)
+	input         func(x codec.Tensor) // before any encoder
+	errs          func(error) error
+	decline       func(p codec.KVParams) bool
+	miss          func(centroid, s, y float32) float32 // the error of one element in the search
+	calls         int
+	unstable      bool
+	reencodes     bool
 }
 
 func (m *mutant) KV(p codec.KVParams) (codec.KV, error) {
 	if m.decline != nil && m.decline(p) {
 		return nil, &codec.Error{Err: codec.ErrUnsupported, Index: codec.NoIndex}
 	}
-	kv, err := ref.NewKV(p)
+	kv, err := m.Backend.KV(p)
 	if err != nil {
 		return nil, err
 	}
-	return &mutantKV{kv, m}, nil
+	return &mutantKV{kv, refStages(p), m}, nil
 }
 
 type mutantKV struct {
-	*ref.KV
-	m *mutant
+	codec.KV
+	stages *ref.KV
+	m      *mutant
 }
 
 // refEncode is the reference's encoder.
@@ -215,6 +216,12 @@ func (k *mutantKV) EncodeValues(dst *codec.Values, x codec.Tensor) error {
 	return err
 }
 
+// copied returns x with memory of its own, in which the reference shows whether it takes the operands.
+func copied(x codec.Tensor) codec.Tensor {
+	x.Data = slices.Clone(x.Data)
+	return x
+}
+
 // decode runs a decoder of the reference with this mutant's fault.
 func (k *mutantKV) decode(dst codec.Tensor, codes []byte, f func(dst codec.Tensor, codes []byte) error) error {
 	if k.m.unpack != nil {
@@ -243,7 +250,7 @@ func (k *mutantKV) decode(dst codec.Tensor, codes []byte, f func(dst codec.Tenso
 }
 
 func (k *mutantKV) DecodeKeys(dst codec.Tensor, p codec.Keys) error {
-	if err := k.Params().CheckDecodeKeys(dst, p); err != nil {
+	if err := k.KV.DecodeKeys(copied(dst), p); err != nil {
 		return err
 	}
 	return k.decode(dst, p.Codes, func(dst codec.Tensor, codes []byte) error {
@@ -253,10 +260,7 @@ func (k *mutantKV) DecodeKeys(dst codec.Tensor, p codec.Keys) error {
 		}
 		row := make([]float32, dst.Dim())
 		for r := range dst.Rows() {
-			st, err := k.KeyDecodeStages(p, r)
-			if err != nil {
-				return err
-			}
+			st := k.stages.KeyDecodeStages(p, r)
 			for i := range row {
 				g, x := i/k.Params().Group, float32(st.Index[i])
 				if k.Params().KeySigned {
@@ -271,7 +275,7 @@ func (k *mutantKV) DecodeKeys(dst codec.Tensor, p codec.Keys) error {
 }
 
 func (k *mutantKV) DecodeValues(dst codec.Tensor, p codec.Values) error {
-	if err := k.Params().CheckDecodeValues(dst, p); err != nil {
+	if err := k.KV.DecodeValues(copied(dst), p); err != nil {
 		return err
 	}
 	return k.decode(dst, p.Codes, func(dst codec.Tensor, codes []byte) error {
@@ -286,10 +290,7 @@ func (k *mutantKV) DecodeValues(dst codec.Tensor, p codec.Values) error {
 		signs := hadamard.AppendSigns(nil, len(row))
 		k.m.signs(signs)
 		for r := range dst.Rows() {
-			st, err := k.ValueDecodeStages(p, r)
-			if err != nil {
-				return err
-			}
+			st := k.stages.ValueDecodeStages(p, r)
 			rot, err := hadamard.New(len(row))
 			if err != nil {
 				return err
@@ -306,7 +307,7 @@ func (k *mutantKV) DecodeValues(dst codec.Tensor, p codec.Values) error {
 }
 
 func (k *mutantKV) DecodeValuesRotated(dst codec.Tensor, p codec.Values) error {
-	if err := k.Params().CheckDecodeValues(dst, p); err != nil {
+	if err := k.KV.DecodeValues(copied(dst), p); err != nil {
 		return err
 	}
 	return k.decode(dst, p.Codes, func(dst codec.Tensor, codes []byte) error {
@@ -316,7 +317,7 @@ func (k *mutantKV) DecodeValuesRotated(dst codec.Tensor, p codec.Values) error {
 }
 
 func (k *mutantKV) Decode(dstK, dstV codec.Tensor, x codec.Keys, v codec.Values) error {
-	if err := k.Params().CheckDecode(dstK, dstV, x, v); err != nil {
+	if err := k.KV.Decode(copied(dstK), copied(dstV), x, v); err != nil {
 		return err
 	}
 	if err := k.DecodeKeys(dstK, x); err != nil {
@@ -326,7 +327,7 @@ func (k *mutantKV) Decode(dstK, dstV codec.Tensor, x codec.Keys, v codec.Values)
 }
 
 func (k *mutantKV) DecodeRotated(dstK, dstV codec.Tensor, x codec.Keys, v codec.Values) error {
-	if err := k.Params().CheckDecode(dstK, dstV, x, v); err != nil {
+	if err := k.KV.Decode(copied(dstK), copied(dstV), x, v); err != nil {
 		return err
 	}
 	if err := k.DecodeKeys(dstK, x); err != nil {
@@ -366,7 +367,7 @@ func fusedSquares(y []float32) float32 {
 
 // rewritten returns a mutant that has every encoder written again, with no fault.
 func rewritten() *mutant {
-	return &mutant{reencodes: true, load: loadRow, canon: f32.Canon, rint: f32.Rint, rintZero: f32.Rint, sum: treeOfSquares,
+	return &mutant{Backend: ref.New(), reencodes: true, load: loadRow, canon: f32.Canon, rint: f32.Rint, rintZero: f32.Rint, sum: treeOfSquares,
 		level: func(t *lloydmax.Table, n float32) int { return t.Index(flushed(n)) }}
 }
 

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"math/bits"
 	"slices"
 	"testing"
@@ -13,19 +14,19 @@ import (
 
 // mutantTrellis is the reference weight codec with one fault.
 type mutantTrellis struct {
-	*ref.Backend
-	emission func(x, f float32) float32
-	later    func(best, g float32) bool // whether a later equal or better one is taken
-	encoded  func(m *trellis.Matrix)
-	scale    func(s uint16) uint16
-	load     func(x codec.Tensor) codec.Tensor
-	words    func(m *trellis.Matrix) // before decoding, on a copy
-	decoded  func(dst codec.Tensor, before []byte)
-	sum      func(f, s float32) float32
+	codec.Backend // the reference
+	emission      func(x, f float32) float32
+	later         func(best, g float32) bool // whether a later equal or better one is taken
+	encoded       func(m *trellis.Matrix)
+	scale         func(s uint16) uint16
+	load          func(x codec.Tensor) codec.Tensor
+	words         func(m *trellis.Matrix) // before decoding, on a copy
+	decoded       func(dst codec.Tensor, before []byte)
+	sum           func(f, s float32) float32
 }
 
 func (b *mutantTrellis) Trellis(p trellis.Params) (codec.Trellis, error) {
-	t, err := ref.NewTrellis(p)
+	t, err := b.Backend.Trellis(p)
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +34,7 @@ func (b *mutantTrellis) Trellis(p trellis.Params) (codec.Trellis, error) {
 }
 
 type mutantCodec struct {
-	*ref.Trellis
+	codec.Trellis
 	b *mutantTrellis
 }
 
@@ -98,8 +99,8 @@ func (c *mutantCodec) block(x []float32) []uint16 {
 	return c.viterbi(x, int(first[p.T-h]>>p.K))
 }
 
-func (c *mutantCodec) EncodeBlocks(states []uint16, x codec.Tensor) error {
-	if err := c.Trellis.EncodeBlocks(states, x); err != nil || c.b.emission == nil {
+func (c *mutantCodec) EncodeBlocks(ctx context.Context, states []uint16, x codec.Tensor) error {
+	if err := c.Trellis.EncodeBlocks(ctx, states, x); err != nil || c.b.emission == nil {
 		return err
 	}
 	row := make([]float32, x.Dim())
@@ -110,11 +111,11 @@ func (c *mutantCodec) EncodeBlocks(states []uint16, x codec.Tensor) error {
 	return nil
 }
 
-func (c *mutantCodec) Encode(dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
+func (c *mutantCodec) Encode(ctx context.Context, dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
 	if c.b.load != nil {
 		x = c.b.load(x)
 	}
-	if err := c.Trellis.Encode(dst, recon, x, g); err != nil {
+	if err := c.Trellis.Encode(ctx, dst, recon, x, g); err != nil {
 		return err
 	}
 	p := c.Params()
@@ -192,46 +193,46 @@ func TestBrokenTrellis(t *testing.T) {
 		mutant mutantTrellis
 		want   []Stage
 	}{
-		{"none", "Encode(L=7", mutantTrellis{emission: plainEmission, later: largest}, nil},
-		{"fused multiply-add", "EncodeBlocks", mutantTrellis{later: largest, emission: func(x, f float32) float32 {
+		{"none", "Encode(L=7", mutantTrellis{Backend: ref.New(), emission: plainEmission, later: largest}, nil},
+		{"fused multiply-add", "EncodeBlocks", mutantTrellis{Backend: ref.New(), later: largest, emission: func(x, f float32) float32 {
 			return f32.FMA(2*x, f, -float32(f*f))
 		}}, []Stage{States}},
-		{"wrong tie", "EncodeBlocks", mutantTrellis{emission: plainEmission, later: func(best, g float32) bool { return g > best }}, []Stage{States}},
-		{"swapped nibbles", "Encode(L=7", mutantTrellis{encoded: func(m *trellis.Matrix) {
+		{"wrong tie", "EncodeBlocks", mutantTrellis{Backend: ref.New(), emission: plainEmission, later: func(best, g float32) bool { return g > best }}, []Stage{States}},
+		{"swapped nibbles", "Encode(L=7", mutantTrellis{Backend: ref.New(), encoded: func(m *trellis.Matrix) {
 			for i, w := range m.Codes {
 				m.Codes[i] = w&0x0f0f0f0f<<4 | w>>4&0x0f0f0f0f
 			}
 		}}, []Stage{Pack}},
-		{"big-endian words", "Encode(L=7", mutantTrellis{encoded: func(m *trellis.Matrix) {
+		{"big-endian words", "Encode(L=7", mutantTrellis{Backend: ref.New(), encoded: func(m *trellis.Matrix) {
 			for i, w := range m.Codes {
 				m.Codes[i] = bits.ReverseBytes32(w)
 			}
 		}}, []Stage{Pack}},
-		{"scale rounded up", "Encode(L=7", mutantTrellis{scale: func(s uint16) uint16 { return s + 1 }}, []Stage{Scale}},
-		{"dropped tail", "DecodeMatrix", mutantTrellis{decoded: func(dst codec.Tensor, before []byte) {
+		{"scale rounded up", "Encode(L=7", mutantTrellis{Backend: ref.New(), scale: func(s uint16) uint16 { return s + 1 }}, []Stage{Scale}},
+		{"dropped tail", "DecodeMatrix", mutantTrellis{Backend: ref.New(), decoded: func(dst codec.Tensor, before []byte) {
 			eachElement(dst, func(i, at int) {
 				if i >= dst.Len()-3 {
 					copy(dst.Data[at:at+dst.DType.Size()], before[at:])
 				}
 			})
 		}}, []Stage{Store}},
-		{"stale word past the end", "Encode(L=7", mutantTrellis{encoded: func(m *trellis.Matrix) {
+		{"stale word past the end", "Encode(L=7", mutantTrellis{Backend: ref.New(), encoded: func(m *trellis.Matrix) {
 			if n := len(m.Codes); cap(m.Codes) > n {
 				m.Codes[:n+1][n]++
 			}
 		}}, []Stage{Bounds}},
-		{"off-by-one stride", "Encode(L=7", mutantTrellis{load: func(x codec.Tensor) codec.Tensor {
+		{"off-by-one stride", "Encode(L=7", mutantTrellis{Backend: ref.New(), load: func(x codec.Tensor) codec.Tensor {
 			if x.Validate("") == nil && len(x.Stride) == 2 && x.Stride[0] > 1 {
 				x.Stride = []int{x.Stride[0] - 1, x.Stride[1]}
 			}
 			return x
 		}}, []Stage{Load}},
-		{"swapped nibbles, decoder", "DecodeMatrix", mutantTrellis{words: func(m *trellis.Matrix) {
+		{"swapped nibbles, decoder", "DecodeMatrix", mutantTrellis{Backend: ref.New(), words: func(m *trellis.Matrix) {
 			for i, w := range m.Codes {
 				m.Codes[i] = w&0x0f0f0f0f<<4 | w>>4&0x0f0f0f0f
 			}
 		}}, []Stage{Unpack}},
-		{"half an ulp in the product", "data=codes", mutantTrellis{sum: func(f, s float32) float32 { return up(float32(f*s) + 0x1p-20) }}, []Stage{Dequantize, Round}},
+		{"half an ulp in the product", "data=codes", mutantTrellis{Backend: ref.New(), sum: func(f, s float32) float32 { return up(float32(f*s) + 0x1p-20) }}, []Stage{Dequantize, Round}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

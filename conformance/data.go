@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/turbotrellis/turbotrellis/codec"
-	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/lloydmax"
@@ -491,18 +490,12 @@ func scaleTies(x []float32, in *input) {
 // one element a last place further, and the other scale is chosen for the first
 // group. It bisects an element between two numbers that give different choices.
 func searchTies(x []float32, in *input) {
-	kv, err := ref.NewKV(in.params)
-	if err != nil {
-		panic(err)
-	}
+	kv := refStages(in.params)
 	for r := 0; r < len(x); r += in.d {
 		row := x[r : r+in.d]
 		// choice returns the multiple of the rms that is stored, in sixteenths.
 		choice := func() float32 {
-			st, err := kv.ValueStages(row)
-			if err != nil {
-				panic(err)
-			}
+			st, _ := kv.ValueStages(row)
 			return f32.Rint(st.Scale[0] / rms(st.Rotated[:in.params.Group]) * 16)
 		}
 		for {

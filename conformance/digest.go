@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -321,7 +322,7 @@ func digestWeights(e backends, lo, hi int) ([]iteration, error) {
 		}
 		c := e.digestTrellis(p)
 		var m trellis.Matrix
-		if err := c.Encode(&m, codec.Tensor{}, x, trellis.Geometry{Axis: 1, Out: rows, In: cols}); err != nil {
+		if err := c.Encode(context.Background(), &m, codec.Tensor{}, x, trellis.Geometry{Axis: 1, Out: rows, In: cols}); err != nil {
 			return err
 		}
 		if err := c.Decode(out, &m, 0); err != nil {

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
@@ -247,7 +248,7 @@ func (c *encodeCase) diagnose(e *env, plain codec.Tensor, got, want packed, f *F
 	if f.Stage == Index && (!usual && c.misplaced(got, want) || c.misplaced(probe.got, probe.want)) {
 		return Pack
 	}
-	if c.values && !(c.ordered(e, plain, got) && c.ordered(e, probe.x, probe.got) && c.unrotates(e)) {
+	if c.values && !(c.ordered(plain, got) && c.ordered(probe.x, probe.got) && c.unrotates(e)) {
 		return Rotate
 	}
 	return f.Stage
@@ -310,14 +311,15 @@ func canonTensor(x codec.Tensor, signed bool) (codec.Tensor, bool) {
 // ordered reports whether, in every group, indices rise with the rotated
 // elements of x. They do whatever the scale and the boundaries are, unless the
 // elements that were quantised are others.
-func (c *encodeCase) ordered(e *env, x codec.Tensor, p packed) bool {
+func (c *encodeCase) ordered(x codec.Tensor, p packed) bool {
 	row := make([]float32, x.Dim())
 	index := unpacked(c.params, true, p.codes)
 	order := make([]int, c.params.Group)
+	stages := refStages(c.params)
 	for r := range x.Rows() {
 		x.LoadRow(row, r)
-		st, err := e.refKV(c.params).ValueStages(row)
-		if err != nil {
+		st, found := stages.ValueStages(row)
+		if found != driver.Nothing {
 			return true
 		}
 		for g := 0; g < len(row); g += c.params.Group {

@@ -135,9 +135,9 @@ var errDeclined = errors.New("declined")
 // env is what cases share during a Run: codecs made so far.
 type env struct {
 	backend codec.Backend
-	ref     *ref.Backend
+	ref     codec.Backend
 	kvs     map[codec.KVParams]codec.KV
-	refKVs  map[codec.KVParams]*ref.KV
+	refKVs  map[codec.KVParams]codec.KV
 
 	trellises, refTrellises map[trellis.Params]codec.Trellis
 
@@ -146,7 +146,7 @@ type env struct {
 }
 
 func newEnv(b codec.Backend) *env {
-	return &env{backend: b, ref: ref.New(), sum: sha256.New(), kvs: map[codec.KVParams]codec.KV{}, refKVs: map[codec.KVParams]*ref.KV{},
+	return &env{backend: b, ref: ref.New(), sum: sha256.New(), kvs: map[codec.KVParams]codec.KV{}, refKVs: map[codec.KVParams]codec.KV{},
 		trellises: map[trellis.Params]codec.Trellis{}, refTrellises: map[trellis.Params]codec.Trellis{}}
 }
 
@@ -175,14 +175,23 @@ func (e *env) refuse(err error, operand string) {
 	panic(failure(Error, operand, "%v", err))
 }
 
-func (e *env) refKV(p codec.KVParams) *ref.KV {
+func (e *env) refKV(p codec.KVParams) codec.KV {
 	kv, ok := e.refKVs[p]
 	if !ok {
 		var err error
-		if kv, err = ref.NewKV(p); err != nil {
+		if kv, err = e.ref.KV(p); err != nil {
 			panic(fmt.Sprintf("conformance: a case has parameters that the reference refuses: %v", err))
 		}
 		e.refKVs[p] = kv
+	}
+	return kv
+}
+
+// refStages returns the reference's codec for p with its stages.
+func refStages(p codec.KVParams) *ref.KV {
+	kv, err := ref.NewKV(p)
+	if err != nil {
+		panic(fmt.Sprintf("conformance: a case has parameters that the reference refuses: %v", err))
 	}
 	return kv
 }

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -226,7 +227,7 @@ func (c *trellisCase) encodeBlocks(e *env) *Failure {
 	fill(x, v)
 	m.freeze()
 	want := make([]uint16, len(v))
-	wantErr := e.refTrellis(p).EncodeBlocks(want, dense(x))
+	wantErr := e.refTrellis(p).EncodeBlocks(context.Background(), want, dense(x))
 	e.note(0, []byte(describe(wantErr)))
 	if wantErr == nil {
 		e.note(0, bytesOf(want))
@@ -237,7 +238,7 @@ func (c *trellisCase) encodeBlocks(e *env) *Failure {
 		buf[i] = 0xa5a5
 	}
 	got := buf[spare : spare+len(v)]
-	err := e.trellis(p).EncodeBlocks(got, x)
+	err := e.trellis(p).EncodeBlocks(context.Background(), got, x)
 	if off, bad := m.changed(nil); bad {
 		return failure(Input, "samples", "byte %d of the input changed", off)
 	}
@@ -247,7 +248,7 @@ func (c *trellisCase) encodeBlocks(e *env) *Failure {
 		}
 	}
 	if f := sameError(err, wantErr); f != nil || wantErr != nil {
-		if f != nil && x.Stride != nil && sameError(e.trellis(p).EncodeBlocks(got, dense(x)), wantErr) == nil {
+		if f != nil && x.Stride != nil && sameError(e.trellis(p).EncodeBlocks(context.Background(), got, dense(x)), wantErr) == nil {
 			f.Stage = Load
 		}
 		return f
@@ -257,7 +258,7 @@ func (c *trellisCase) encodeBlocks(e *env) *Failure {
 		return f
 	}
 	plain := make([]uint16, len(v))
-	if e.trellis(p).EncodeBlocks(plain, dense(x)) == nil && slices.Equal(plain, want) {
+	if e.trellis(p).EncodeBlocks(context.Background(), plain, dense(x)) == nil && slices.Equal(plain, want) {
 		f.Stage = Load
 	}
 	return f
@@ -281,7 +282,7 @@ func (c *trellisCase) encode(e *env) *Failure {
 	if c.recon != 0 {
 		wantRecon = codec.NewTensor(c.recon, g.Out, g.In)
 	}
-	wantErr := e.refTrellis(p).Encode(&want, wantRecon, plain, g)
+	wantErr := e.refTrellis(p).Encode(context.Background(), &want, wantRecon, plain, g)
 	e.note(0, []byte(describe(wantErr)))
 	e.note(0, bytesOf(want.Codes))
 	e.note(0, bytesOf(want.Scales))
@@ -308,7 +309,7 @@ func (c *trellisCase) encode(e *env) *Failure {
 		out, outMem = matrix("reconstruction", c.layout, c.recon, g.Out, g.In, s, poisons[0])
 		outMem.freeze()
 	}
-	err := e.trellis(p).Encode(&dst, out, x, g)
+	err := e.trellis(p).Encode(context.Background(), &dst, out, x, g)
 	if off, bad := m.changed(nil); bad {
 		return failure(Input, "weights", "byte %d of the input changed", off)
 	}
@@ -322,7 +323,7 @@ func (c *trellisCase) encode(e *env) *Failure {
 	}
 	if f := sameError(err, wantErr); f != nil {
 		var m trellis.Matrix
-		if x.Stride != nil && sameError(e.trellis(p).Encode(&m, codec.Tensor{}, plain, g), wantErr) == nil {
+		if x.Stride != nil && sameError(e.trellis(p).Encode(context.Background(), &m, codec.Tensor{}, plain, g), wantErr) == nil {
 			f.Stage = Load
 		}
 		return f
@@ -392,7 +393,7 @@ func (c *trellisCase) diagnose(e *env, plain codec.Tensor, got, want *trellis.Ma
 	var again [2]trellis.Matrix
 	for i, seed := range []uint32{0xa5a5a5a5, 0x3c3c3c3c} {
 		again[i] = trellis.Matrix{Codes: slices.Repeat([]uint32{seed}, len(want.Codes))[:0], Scales: slices.Repeat([]uint16{uint16(seed)}, len(want.Scales))[:0]}
-		if kv.Encode(&again[i], codec.Tensor{}, plain, c.geo) != nil {
+		if kv.Encode(context.Background(), &again[i], codec.Tensor{}, plain, c.geo) != nil {
 			return Unstable
 		}
 	}
@@ -405,7 +406,7 @@ func (c *trellisCase) diagnose(e *env, plain codec.Tensor, got, want *trellis.Ma
 	if f.Stage == Scale {
 		if canonical, changed := canonTensor(plain, false); changed {
 			var a, b trellis.Matrix
-			if kv.Encode(&a, codec.Tensor{}, canonical, c.geo) == nil && e.refTrellis(p).Encode(&b, codec.Tensor{}, canonical, c.geo) == nil && c.compare(&a, &b) == nil {
+			if kv.Encode(context.Background(), &a, codec.Tensor{}, canonical, c.geo) == nil && e.refTrellis(p).Encode(context.Background(), &b, codec.Tensor{}, canonical, c.geo) == nil && c.compare(&a, &b) == nil {
 				return Canon
 			}
 		}
@@ -417,7 +418,7 @@ func (c *trellisCase) diagnose(e *env, plain codec.Tensor, got, want *trellis.Ma
 		blocks := len(w) / p.T
 		x := codec.FromF32(w, blocks, p.T)
 		a, b := make([]uint16, len(w)), make([]uint16, len(w))
-		if e.refTrellis(p).EncodeBlocks(b, x) == nil && kv.EncodeBlocks(a, x) == nil && slices.Equal(a, b) {
+		if e.refTrellis(p).EncodeBlocks(context.Background(), b, x) == nil && kv.EncodeBlocks(context.Background(), a, x) == nil && slices.Equal(a, b) {
 			return Pack
 		}
 	}
@@ -702,7 +703,10 @@ func badTrellisCases() []Case {
 	}
 	x := func() codec.Tensor { return codec.NewTensor(codec.F32, 3, 64) }
 	encode := func(g trellis.Geometry, recon, x codec.Tensor) call {
-		return func(t codec.Trellis) error { var m trellis.Matrix; return t.Encode(&m, recon, x, g) }
+		return func(t codec.Trellis) error {
+			var m trellis.Matrix
+			return t.Encode(context.Background(), &m, recon, x, g)
+		}
 	}
 	operands("Encode", "axis", good, encode(trellis.Geometry{Axis: 2, Out: 3, In: 64}, codec.Tensor{}, x()))
 	operands("Encode", "blocks", good, encode(trellis.Geometry{Axis: 1, Out: 3, In: 48}, codec.Tensor{}, codec.NewTensor(codec.F32, 3, 48)))
@@ -736,7 +740,7 @@ func badTrellisCases() []Case {
 	operands("DecodeMatrix", "first", good, decode(codec.NewTensor(codec.F32, 1, 64), packed(func(*trellis.Matrix) {}), -1))
 	operands("DecodeMatrix", "overlap", good, decode(codec.Tensor{DType: codec.F32, Shape: []int{3, 64}, Stride: []int{1, 1}, Data: make([]byte, 768)}, packed(func(*trellis.Matrix) {}), 0))
 	blocks := func(states []uint16, x codec.Tensor) call {
-		return func(t codec.Trellis) error { return t.EncodeBlocks(states, x) }
+		return func(t codec.Trellis) error { return t.EncodeBlocks(context.Background(), states, x) }
 	}
 	operands("EncodeBlocks", "shape", good, blocks(make([]uint16, 64), codec.NewTensor(codec.F32, 64)))
 	operands("EncodeBlocks", "states", good, blocks(make([]uint16, 63), codec.NewTensor(codec.F32, 2, 32)))

@@ -241,14 +241,14 @@ func absent(tb testing.TB, paths ...string) {
 // scales and decoded weights.
 func oracle(tb testing.TB, t tensor, p trellis.Params, axis int, dtype codec.DType) (codes, scales, decoded []byte) {
 	tb.Helper()
-	c, err := ref.NewTrellis(p)
+	c, err := ref.New().Trellis(p)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	d, _ := dtypeOf(t.dtype)
 	var m trellis.Matrix
 	g := trellis.Geometry{Axis: axis, Out: t.shape[0], In: t.shape[1]}
-	if err := c.Encode(&m, codec.Tensor{}, codec.Tensor{DType: d, Shape: t.shape, Data: t.data}, g); err != nil {
+	if err := c.Encode(context.Background(), &m, codec.Tensor{}, codec.Tensor{DType: d, Shape: t.shape, Data: t.data}, g); err != nil {
 		tb.Fatal(err)
 	}
 	for _, w := range m.Codes {

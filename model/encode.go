@@ -599,7 +599,7 @@ func (e *encoder) withFeedback(ctx context.Context, t Planned, w *weights, s *sc
 
 // rowCoder codes rows of a matrix, as codec.Trellis does.
 type rowCoder interface {
-	Encode(dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error
+	Encode(ctx context.Context, dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error
 }
 
 // weights is a matrix to be coded.
@@ -697,7 +697,7 @@ func (w *weights) code(ctx context.Context, p pool, params trellis.Params, c row
 		x, g := w.view(s.data, first, n)
 		k.recon = sized(k.recon, 4*n*cols)
 		recon := codec.Tensor{DType: codec.F32, Shape: x.Shape, Data: k.recon}
-		if err := c.Encode(&k.part, recon, x, g); err != nil {
+		if err := c.Encode(ctx, &k.part, recon, x, g); err != nil {
 			return fmt.Errorf("tensor %q, from row %d along axis %d: %w", w.name, first, g.Axis, err)
 		}
 		copy(s.matrix.Codes[first*words:], k.part.Codes)

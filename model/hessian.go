@@ -1,6 +1,7 @@
 package model
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -127,7 +128,7 @@ func prepare(t safetensors.Info, data []byte, p trellis.Params, axis int) (*feed
 }
 
 // Encode has the form of codec.Trellis's.
-func (f *feedback) Encode(dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
+func (f *feedback) Encode(_ context.Context, dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
 	w := make([]float32, x.Len())
 	for r := range x.Rows() {
 		x.LoadRow(w[r*x.Dim():][:x.Dim()], r)

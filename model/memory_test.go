@@ -37,7 +37,7 @@ func (hasty) Trellis(p trellis.Params) (codec.Trellis, error) {
 	return hastyTrellis{p: p, wide: &sync.Pool{New: func() any { return new([]float32) }}}, nil
 }
 
-func (h hastyTrellis) Encode(dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
+func (h hastyTrellis) Encode(_ context.Context, dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
 	kept := h.wide.Get().(*[]float32)
 	defer h.wide.Put(kept)
 	*kept = slices.Grow((*kept)[:0], 2*x.Len())[:2*x.Len()]

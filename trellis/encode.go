@@ -38,15 +38,23 @@ type Encoder struct {
 	codes       []uint32  // one coded row, for the interleaved layout
 }
 
-// NewEncoder returns an encoder for p. It is an ErrParams for the
-// back-pointers, T·2^(L−K) bytes, to exceed 32 MiB.
-func NewEncoder(p Params) (*Encoder, error) {
+// ValidateEncoder is Validate for encoders, which need memory for
+// back-pointers: it also returns an ErrParams if T·2^(L−K) bytes exceed 32 MiB.
+func (p Params) ValidateEncoder() error {
 	if err := p.Validate(); err != nil {
-		return nil, err
+		return err
 	}
 	if p.T > maxBack>>(p.L-p.K) {
-		return nil, fmt.Errorf("%w: T = %d with L = %d and K = %d needs T·2^(L−K) bytes of back-pointers, over %d",
+		return fmt.Errorf("%w: T = %d with L = %d and K = %d needs T·2^(L−K) bytes of back-pointers, over %d",
 			ErrParams, p.T, p.L, p.K, maxBack)
+	}
+	return nil
+}
+
+// NewEncoder returns an encoder for p, or the error of ValidateEncoder.
+func NewEncoder(p Params) (*Encoder, error) {
+	if err := p.ValidateEncoder(); err != nil {
+		return nil, err
 	}
 	values, err := AppendValues(nil, p.Code, p.L)
 	if err != nil {

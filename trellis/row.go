@@ -1,6 +1,7 @@
 package trellis
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -38,10 +39,7 @@ func (e *Encoder) RowScale(w []float32) (scale uint16, div float32, err error) {
 		sum.add(i, float32(v*v))
 	}
 	if zero {
-		if e.p.Policy == Compat {
-			return pack.ToF16(1), 1, nil
-		}
-		return 0, 1, nil
+		return e.p.ZeroScale(), 1, nil
 	}
 	s := f32.Sqrt(sum.total()/float32(len(w))) * e.invRMS
 	if e.p.Scale == Refit {
@@ -67,6 +65,10 @@ func (e *Encoder) RowScale(w []float32) (scale uint16, div float32, err error) {
 // *ValueError that indexes w. On any error nothing is written. No slice may
 // overlap another. Free-ended parameters are an ErrParams.
 func (e *Encoder) EncodeRow(codes []uint32, recon, w []float32) (scale uint16, err error) {
+	return e.encodeRow(context.Background(), codes, recon, w)
+}
+
+func (e *Encoder) encodeRow(ctx context.Context, codes []uint32, recon, w []float32) (scale uint16, err error) {
 	if err := e.checkTail(); err != nil {
 		return 0, err
 	}
@@ -87,6 +89,9 @@ func (e *Encoder) EncodeRow(codes []uint32, recon, w []float32) (scale uint16, e
 
 	var num, den laneSum
 	for b := range len(w) / p.T {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
 		block := w[b*p.T:][:p.T]
 		for t, v := range block {
 			e.samples[t] = f32.Canon(v) / div
@@ -153,8 +158,10 @@ func RefitScale(first uint16, w, f []float32) (uint16, error) {
 // the length of w and receives the decoded weights.
 //
 // Errors are those of Geometry.Validate and of EncodeRow; a *ValueError indexes
-// w. The whole matrix is checked before anything is written.
-func (e *Encoder) Encode(dst *Matrix, recon, w []float32, g Geometry) error {
+// w. The whole matrix is checked before anything is written. If ctx ends before
+// the last block, Encode returns ctx.Err() and the contents of dst are
+// unspecified.
+func (e *Encoder) Encode(ctx context.Context, dst *Matrix, recon, w []float32, g Geometry) error {
 	if err := e.checkTail(); err != nil {
 		return err
 	}
@@ -193,7 +200,7 @@ func (e *Encoder) Encode(dst *Matrix, recon, w []float32, g Geometry) error {
 	e.codes = slices.Grow(e.codes[:0], g.Cols()/e.p.T*words)[:g.Cols()/e.p.T*words]
 	for r := range g.Rows() {
 		e.gather(w, g, r)
-		scale, err := e.EncodeRow(e.codes, nil, e.row)
+		scale, err := e.encodeRow(ctx, e.codes, nil, e.row)
 		if err != nil {
 			return err
 		}

@@ -154,6 +154,15 @@ func (p Params) Validate() error {
 	return p.Code.validate()
 }
 
+// ZeroScale returns the stored scale of a row of zeros, as binary16 bits: 0, or
+// 1 under Compat.
+func (p Params) ZeroScale() uint16 {
+	if p.Policy == Compat {
+		return 0x3c00
+	}
+	return 0
+}
+
 // BlockWords returns the number of uint32 words of a packed block, T·K/32.
 func (p Params) BlockWords() int { return p.T * p.K / 32 }
 

@@ -1,6 +1,7 @@
 package trellis
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"math"
@@ -333,7 +334,7 @@ func TestRowScaleRules(t *testing.T) {
 			}
 			var m Matrix
 			recon := make([]float32, 256)
-			if err := e.Encode(&m, recon, c.w, Geometry{Axis: 1, Out: 1, In: 256}); err != nil {
+			if err := e.Encode(context.Background(), &m, recon, c.w, Geometry{Axis: 1, Out: 1, In: 256}); err != nil {
 				t.Fatal(err)
 			}
 			zero := !slices.ContainsFunc(recon, func(v float32) bool { return v != 0 })
@@ -465,7 +466,7 @@ func TestEncodeRefuses(t *testing.T) {
 				old := Matrix{Codes: []uint32{1, 2, 3}, Scales: []uint16{4}}
 				m := Matrix{Codes: slices.Clone(old.Codes), Scales: slices.Clone(old.Scales)}
 				recon := slices.Repeat([]float32{-7}, len(w))
-				err := e.Encode(&m, recon, w, g)
+				err := e.Encode(context.Background(), &m, recon, w, g)
 				var v *ValueError
 				if !errors.Is(err, c.want) || !errors.As(err, &v) {
 					t.Fatalf("axis %d, w[%d] = %v: %v", axis, at, c.v, err)
@@ -489,15 +490,15 @@ func TestEncodeRefuses(t *testing.T) {
 
 	var m Matrix
 	for name, err := range map[string]error{
-		"columns":         e.Encode(&m, nil, make([]float32, 300), Geometry{Axis: 1, Out: 1, In: 300}),
-		"rows on axis 0":  e.Encode(&m, nil, make([]float32, 300), Geometry{Axis: 0, Out: 300, In: 1}),
-		"axis":            e.Encode(&m, nil, make([]float32, 256), Geometry{Axis: 2, Out: 1, In: 256}),
-		"negative":        e.Encode(&m, nil, nil, Geometry{Axis: 1, Out: -1, In: 256}),
-		"huge":            e.Encode(&m, nil, nil, Geometry{Axis: 1, Out: math.MaxInt, In: 256}),
-		"huge and empty":  e.Encode(&m, nil, nil, Geometry{Axis: 1, Out: math.MaxInt &^ 255, In: 0}),
-		"odd pair":        e.Encode(&m, nil, make([]float32, 256), Geometry{Axis: 1, Out: 1, In: 256, Interleaved: true}),
-		"weights":         e.Encode(&m, nil, make([]float32, 255), Geometry{Axis: 1, Out: 1, In: 256}),
-		"reconstruction":  e.Encode(&m, make([]float32, 1), make([]float32, 256), Geometry{Axis: 1, Out: 1, In: 256}),
+		"columns":         e.Encode(context.Background(), &m, nil, make([]float32, 300), Geometry{Axis: 1, Out: 1, In: 300}),
+		"rows on axis 0":  e.Encode(context.Background(), &m, nil, make([]float32, 300), Geometry{Axis: 0, Out: 300, In: 1}),
+		"axis":            e.Encode(context.Background(), &m, nil, make([]float32, 256), Geometry{Axis: 2, Out: 1, In: 256}),
+		"negative":        e.Encode(context.Background(), &m, nil, nil, Geometry{Axis: 1, Out: -1, In: 256}),
+		"huge":            e.Encode(context.Background(), &m, nil, nil, Geometry{Axis: 1, Out: math.MaxInt, In: 256}),
+		"huge and empty":  e.Encode(context.Background(), &m, nil, nil, Geometry{Axis: 1, Out: math.MaxInt &^ 255, In: 0}),
+		"odd pair":        e.Encode(context.Background(), &m, nil, make([]float32, 256), Geometry{Axis: 1, Out: 1, In: 256, Interleaved: true}),
+		"weights":         e.Encode(context.Background(), &m, nil, make([]float32, 255), Geometry{Axis: 1, Out: 1, In: 256}),
+		"reconstruction":  e.Encode(context.Background(), &m, make([]float32, 1), make([]float32, 256), Geometry{Axis: 1, Out: 1, In: 256}),
 		"row":             errOf(e.EncodeRow(make([]uint32, 16), nil, make([]float32, 255))),
 		"row codes":       errOf(e.EncodeRow(make([]uint32, 15), nil, make([]float32, 256))),
 		"row reconstruct": errOf(e.EncodeRow(make([]uint32, 16), make([]float32, 255), make([]float32, 256))),
@@ -508,7 +509,7 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 	p.FreeEnds = true
 	free := mustEncoder(t, p)
-	if err := free.Encode(&m, nil, make([]float32, 256), Geometry{Axis: 1, Out: 1, In: 256}); !errors.Is(err, ErrParams) {
+	if err := free.Encode(context.Background(), &m, nil, make([]float32, 256), Geometry{Axis: 1, Out: 1, In: 256}); !errors.Is(err, ErrParams) {
 		t.Errorf("free ends: %v", err)
 	}
 	if _, err := free.EncodeRow(make([]uint32, 16), nil, make([]float32, 256)); !errors.Is(err, ErrParams) {
@@ -522,7 +523,7 @@ func TestEmpty(t *testing.T) {
 	e := mustEncoder(t, DefaultParams(3))
 	for _, g := range []Geometry{{}, {Axis: 1}, {Axis: 1, Out: 0, In: 256}, {Axis: 1, Out: 3, In: 0}, {Axis: 0, Out: 512, In: 0, Interleaved: true}} {
 		var m Matrix
-		if err := e.Encode(&m, []float32{}, nil, g); err != nil {
+		if err := e.Encode(context.Background(), &m, []float32{}, nil, g); err != nil {
 			t.Errorf("%+v: %v", g, err)
 		}
 		if len(m.Codes) != 0 || len(m.Scales) != g.Rows() {
@@ -581,7 +582,7 @@ func TestLayouts(t *testing.T) {
 			}
 			var m Matrix
 			recon := make([]float32, len(w))
-			if err := e.Encode(&m, recon, w, g); err != nil {
+			if err := e.Encode(context.Background(), &m, recon, w, g); err != nil {
 				t.Fatal(err)
 			}
 			diffInts(t, "codes", m.Codes, words)
@@ -764,7 +765,7 @@ func TestAllocs(t *testing.T) {
 	w := gauss(g.Out*g.In, 12)
 	states, codes, recon := make([]uint16, p.T), make([]uint32, 8), make([]float32, 128)
 	var m Matrix
-	if err := e.Encode(&m, nil, w, g); err != nil {
+	if err := e.Encode(context.Background(), &m, nil, w, g); err != nil {
 		t.Fatal(err)
 	}
 	all := make([]float32, len(w))
@@ -772,7 +773,7 @@ func TestAllocs(t *testing.T) {
 	for name, f := range map[string]func() error{
 		"EncodeBlock":  func() error { return e.EncodeBlock(states, w[:p.T]) },
 		"EncodeRow":    func() error { return errOf(e.EncodeRow(codes, recon, w[:128])) },
-		"Encode":       func() error { return e.Encode(&m, all, w, g) },
+		"Encode":       func() error { return e.Encode(context.Background(), &m, all, w, g) },
 		"DecodeRows":   func() error { return m.DecodeRows(all, 0, g.Out) },
 		"DecodeBytes":  func() error { return m.DecodeBytes(b, pack.BF16, 0, g.Out) },
 		"At":           func() error { return errOf(m.At(3, 1)) },

@@ -1,6 +1,7 @@
 package trellis
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"testing"
@@ -173,7 +174,7 @@ func TestVectorRows(t *testing.T) {
 		w, want, shape := c.W.F32(t), c.Decoded.F32(t), c.W.Shape
 		var m Matrix
 		recon := make([]float32, len(w))
-		if err := e.Encode(&m, recon, w, Geometry{Axis: 1, Out: shape[0], In: shape[1]}); err != nil {
+		if err := e.Encode(context.Background(), &m, recon, w, Geometry{Axis: 1, Out: shape[0], In: shape[1]}); err != nil {
 			t.Fatal(err)
 		}
 		dec := make([]float32, len(w))

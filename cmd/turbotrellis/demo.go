@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/binary"
@@ -211,7 +212,7 @@ func demo(b codec.Backend) ([]demoRow, error) {
 		}
 		var m trellis.Matrix
 		err = run("real weights", fmt.Sprintf("trellis %d bits, %v", s.k, s.rule), weights, func() ([][]byte, error) {
-			err := c.Encode(&m, codec.Tensor{}, weights, g)
+			err := c.Encode(context.Background(), &m, codec.Tensor{}, weights, g)
 			return [][]byte{littleEndian(m.Codes), littleEndian(m.Scales)}, err
 		}, func(out codec.Tensor) error { return c.Decode(out, &m, 0) })
 		if err != nil {

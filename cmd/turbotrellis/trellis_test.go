@@ -76,7 +76,7 @@ func TestVectorRealWeights(t *testing.T) {
 			}
 			n++
 		}
-		c, err := ref.NewTrellis(got.Params)
+		c, err := ref.New().Trellis(got.Params)
 		if err != nil {
 			t.Fatal(err)
 		}

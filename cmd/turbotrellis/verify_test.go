@@ -32,7 +32,7 @@ func TestVerify(t *testing.T) {
 }
 
 // wrongKeys is the reference with one wrong byte in a row of keys.
-type wrongKeys struct{ *ref.Backend }
+type wrongKeys struct{ codec.Backend }
 
 type wrongKV struct{ codec.KV }
 

@@ -40,10 +40,14 @@ type Found struct {
 	// EncodeBlocks, the first in the order of coded rows for Trellis.Encode.
 	NonFinite int
 	// Overflow is the first element of the first group (KV under codec.Finite) or coded row (Trellis.Encode)
-	// whose scale overflows its type, and for EncodeBlocks the first sample beyond ±2^60. An encoder may leave
-	// it None when NonFinite is set.
+	// whose scale overflows its type, and for EncodeBlocks the first sample beyond ±2^60. It may be None where
+	// NonFinite is set and comes first: always for KV, in an earlier or the same coded row for Trellis.Encode,
+	// at an earlier sample for EncodeBlocks.
 	Overflow int
 }
+
+// Nothing is a Found with nothing in it.
+var Nothing = Found{NonFinite: None, Overflow: None}
 
 // KV packs and unpacks keys and values. Destinations have the exact lengths and the shape of the source; they
 // hold any contents before the call. Decoders return how many finite f32 results they saturated to ±65504 on

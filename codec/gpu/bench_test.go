@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"context"
 	"math/rand/v2"
 	"testing"
 
@@ -93,10 +94,10 @@ func BenchmarkTrellis(b *testing.B) {
 	}
 	var w trellis.Matrix
 	for name, call := range map[string]func() error{
-		"Encode": func() error { return c.Encode(&w, codec.Tensor{}, x, g) },
+		"Encode": func() error { return c.Encode(context.Background(), &w, codec.Tensor{}, x, g) },
 		"Decode": func() error { return c.Decode(y, &w, 0) },
 	} {
-		if err := c.Encode(&w, codec.Tensor{}, x, g); err != nil {
+		if err := c.Encode(context.Background(), &w, codec.Tensor{}, x, g); err != nil {
 			b.Fatal(err)
 		}
 		b.Run(name, func(b *testing.B) {

@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math"
 	"slices"
@@ -40,7 +41,7 @@ func TestStatus(t *testing.T) {
 		}
 		p := trellis.Params{L: 8, K: 2, T: 32}
 		c := newWeights(t, b, p)
-		r, err := ref.NewTrellis(p)
+		r, err := ref.New().Trellis(p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +67,7 @@ func TestStatus(t *testing.T) {
 			}
 			g := trellis.Geometry{Axis: test.axis, Out: n, In: d}
 			m := trellis.Matrix{Codes: make([]uint32, 3)}
-			agree(t, test.name+" weights", c.Encode(&m, codec.Tensor{}, x, g), r.Encode(new(trellis.Matrix), codec.Tensor{}, x, g), test.class, test.index)
+			agree(t, test.name+" weights", c.Encode(context.Background(), &m, codec.Tensor{}, x, g), r.Encode(context.Background(), new(trellis.Matrix), codec.Tensor{}, x, g), test.class, test.index)
 			if len(m.Codes)+len(m.Scales) != 0 {
 				t.Errorf("%s: weights left after an error", test.name)
 			}
@@ -86,12 +87,12 @@ func TestStatus(t *testing.T) {
 			for i, v := range test.at {
 				codec.F32.Store(x.Data[4*i:], v)
 			}
-			agree(t, test.name+" samples", c.EncodeBlocks(states, x), r.EncodeBlocks(states, x), test.class, test.index)
+			agree(t, test.name+" samples", c.EncodeBlocks(context.Background(), states, x), r.EncodeBlocks(context.Background(), states, x), test.class, test.index)
 		}
 		limits := codec.NewTensor(codec.F32, rows, d/32, 32)
 		codec.F32.Store(limits.Data[4*3:], 0x1p60)
 		codec.F32.Store(limits.Data[4*70:], -0x1p60)
-		if err := c.EncodeBlocks(states, limits); err != nil {
+		if err := c.EncodeBlocks(context.Background(), states, limits); err != nil {
 			t.Errorf("samples of ±2^60: %v", err)
 		}
 	}
@@ -121,7 +122,7 @@ func kvStatus(t *testing.T, b *Backend, rows, d int) {
 		}
 		p := codec.KVParams{HeadDim: d, KeyBits: 4, ValueBits: 3, Policy: test.policy}
 		kv := newCodec(t, b, p)
-		r, err := ref.NewKV(p)
+		r, err := ref.New().KV(p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +159,7 @@ func TestClosed(t *testing.T) {
 	for i, err := range []error{
 		kv.EncodeKeys(new(codec.Keys), x), kv.EncodeValues(new(codec.Values), x), kv.DecodeKeys(x, codec.Keys{}), kv.DecodeValues(x, codec.Values{}),
 		kv.DecodeValuesRotated(x, codec.Values{}), kv.Decode(x, x, codec.Keys{}, codec.Values{}), kv.DecodeRotated(x, x, codec.Keys{}, codec.Values{}), kv.Unrotate(x, x),
-		c.EncodeBlocks(nil, x), c.Encode(new(trellis.Matrix), x, x, trellis.Geometry{}), c.Decode(x, nil, 0),
+		c.EncodeBlocks(context.Background(), nil, x), c.Encode(context.Background(), new(trellis.Matrix), x, x, trellis.Geometry{}), c.Decode(x, nil, 0),
 		b.Free(nil), b.Close(), errKV, errTrellis, errAlloc, errTensor,
 	} {
 		if !errors.Is(err, codec.ErrClosed) {
@@ -172,7 +173,7 @@ func TestBadOperands(t *testing.T) {
 	b := open(t, Options{})
 	p := codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3}
 	kv := newCodec(t, b, p)
-	r, err := ref.NewKV(p)
+	r, err := ref.New().KV(p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,19 +186,19 @@ func TestBadOperands(t *testing.T) {
 	agree(t, "zeros", kv.DecodeKeys(good, k), r.DecodeKeys(good, k), codec.ErrShape, codec.NoIndex)
 	agree(t, "types", kv.Unrotate(good, half), r.Unrotate(good, half), codec.ErrDType, codec.NoIndex)
 	_, got := b.KV(codec.KVParams{HeadDim: 65, KeyBits: 4, ValueBits: 3})
-	_, want := ref.NewKV(codec.KVParams{HeadDim: 65, KeyBits: 4, ValueBits: 3})
+	_, want := ref.New().KV(codec.KVParams{HeadDim: 65, KeyBits: 4, ValueBits: 3})
 	agree(t, "parameters", got, want, codec.ErrParams, codec.NoIndex)
 	_, got = b.Trellis(trellis.Params{L: 2, K: 2, T: 32})
-	_, want = ref.NewTrellis(trellis.Params{L: 2, K: 2, T: 32})
+	_, want = ref.New().Trellis(trellis.Params{L: 2, K: 2, T: 32})
 	agree(t, "trellis parameters", got, want, codec.ErrParams, codec.NoIndex)
 	large := trellis.Params{L: 16, K: 1, T: 1 << 11}
 	c := newWeights(t, b, large)
-	rt, err := ref.NewTrellis(large)
+	rt, err := ref.New().Trellis(large)
 	if err != nil {
 		t.Fatal(err)
 	}
 	x := codec.NewTensor(codec.F32, 1, 1<<11)
-	agree(t, "back-pointers", c.EncodeBlocks(make([]uint16, 1<<11), x), rt.EncodeBlocks(make([]uint16, 1<<11), x), codec.ErrParams, codec.NoIndex)
+	agree(t, "back-pointers", c.EncodeBlocks(context.Background(), make([]uint16, 1<<11), x), rt.EncodeBlocks(context.Background(), make([]uint16, 1<<11), x), codec.ErrParams, codec.NoIndex)
 
 	for name, err := range map[string]error{
 		"not Alloc":  b.Free(make([]byte, 8)),
@@ -235,21 +236,21 @@ func TestEmpty(t *testing.T) {
 	for _, policy := range []trellis.Policy{trellis.Finite, trellis.Compat} {
 		tp := trellis.Params{L: 8, K: 2, T: 32, Policy: policy}
 		c := newWeights(t, b, tp)
-		r, err := ref.NewTrellis(tp)
+		r, err := ref.New().Trellis(tp)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, g := range []trellis.Geometry{{Axis: 1, Out: 3, In: 0}, {Axis: 1, Out: 0, In: 32}, {Axis: 0, Out: 0, In: 3}} {
 			x := codec.NewTensor(codec.F32, g.Out, g.In)
 			var got, want trellis.Matrix
-			if err := errors.Join(c.Encode(&got, x, x, g), r.Encode(&want, x, x, g)); err != nil || !slices.Equal(got.Scales, want.Scales) || len(got.Codes) != 0 {
+			if err := errors.Join(c.Encode(context.Background(), &got, x, x, g), r.Encode(context.Background(), &want, x, x, g)); err != nil || !slices.Equal(got.Scales, want.Scales) || len(got.Codes) != 0 {
 				t.Errorf("%+v: scales %v, want %v: %v", g, got.Scales, want.Scales, err)
 			}
 			if err := c.Decode(x, &got, 0); err != nil {
 				t.Error(err)
 			}
 		}
-		if err := c.EncodeBlocks(nil, codec.NewTensor(codec.F32, 0, 32)); err != nil {
+		if err := c.EncodeBlocks(context.Background(), nil, codec.NewTensor(codec.F32, 0, 32)); err != nil {
 			t.Error(err)
 		}
 	}

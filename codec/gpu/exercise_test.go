@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -45,7 +46,7 @@ func (s *spy) Run(list ...gpu.Dispatch) (time.Duration, error) {
 type exercise struct {
 	t        testing.TB
 	b        *Backend
-	r        *ref.Backend
+	r        codec.Backend
 	compared int
 }
 
@@ -304,8 +305,8 @@ func (e *exercise) trellis(p trellis.Params, g trellis.Geometry, in, out codec.D
 	x := tensor(in, samples(g.Out, g.In, seed), g.Out, g.In)
 	var got, want trellis.Matrix
 	recon, wantRecon := codec.NewTensor(out, g.Out, g.In), codec.NewTensor(out, g.Out, g.In)
-	e.must(r.Encode(&want, wantRecon, x, g))
-	e.must(m.Encode(&got, recon, x, g))
+	e.must(r.Encode(context.Background(), &want, wantRecon, x, g))
+	e.must(m.Encode(context.Background(), &got, recon, x, g))
 	e.same(what+" scales", 0, bytesOf(got.Scales), bytesOf(want.Scales))
 	e.same(what+" codes", 0, bytesOf(got.Codes), bytesOf(want.Codes))
 	e.same(what+" reconstruction", out, recon.Data, wantRecon.Data)
@@ -331,8 +332,8 @@ func (e *exercise) blocks(p trellis.Params, in codec.DType, lead []int, seed uin
 	}
 	x := tensor(in, s, append(slices.Clone(lead), p.T)...)
 	got, want := make([]uint16, n*p.T), make([]uint16, n*p.T)
-	e.must(r.EncodeBlocks(want, x))
-	e.must(m.EncodeBlocks(got, x))
+	e.must(r.EncodeBlocks(context.Background(), want, x))
+	e.must(m.EncodeBlocks(context.Background(), got, x))
 	e.same(fmt.Sprintf("%+v %v", p, in), 0, bytesOf(got), bytesOf(want))
 }
 

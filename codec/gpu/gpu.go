@@ -117,6 +117,9 @@ func (b *Backend) canary() (flushes bool, err error) {
 // Name returns the name that Open was given.
 func (b *Backend) Name() string { return b.name }
 
+// Feed asks for one large piece at a time: each call is a command buffer and copies of its own.
+func (b *Backend) Feed() codec.Feed { return codec.Feed{Bytes: 64 << 20, Calls: 1} }
+
 // Info describes the device.
 func (b *Backend) Info() gpu.Info { return b.info }
 

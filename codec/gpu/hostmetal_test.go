@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -162,7 +163,7 @@ func TestFaults(t *testing.T) {
 	var m trellis.Matrix
 	e.must(kv.EncodeKeys(&k, x))
 	e.must(kv.EncodeValues(&v, x))
-	e.must(tr.Encode(&m, codec.Tensor{}, x, g))
+	e.must(tr.Encode(context.Background(), &m, codec.Tensor{}, x, g))
 	out, out2 := codec.NewTensor(codec.F32, 6, 64), codec.NewTensor(codec.F32, 6, 64)
 	states := make([]uint16, 6*64)
 	calls := map[string]func() error{
@@ -175,9 +176,9 @@ func TestFaults(t *testing.T) {
 		"DecodeRotated":       func() error { return kv.DecodeRotated(out, out2, k, v) },
 		"Unrotate":            func() error { return kv.Unrotate(out, x) },
 		"EncodeBlocks": func() error {
-			return tr.EncodeBlocks(states, codec.Tensor{DType: codec.F32, Shape: []int{12, 32}, Data: x.Data})
+			return tr.EncodeBlocks(context.Background(), states, codec.Tensor{DType: codec.F32, Shape: []int{12, 32}, Data: x.Data})
 		},
-		"Encode weights": func() error { return tr.Encode(new(trellis.Matrix), out, x, g) },
+		"Encode weights": func() error { return tr.Encode(context.Background(), new(trellis.Matrix), out, x, g) },
 		"Decode weights": func() error { return tr.Decode(out, &m, 0) },
 		"Alloc":          func() error { d, err := b.Alloc(64); _ = b.Free(d); return err },
 	}

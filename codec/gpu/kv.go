@@ -31,6 +31,9 @@ func newKV(b *Backend, p codec.KVParams) (*KV, error) {
 // Params returns the parameters with defaults filled in.
 func (c *KV) Params() codec.KVParams { return c.p }
 
+// Saturated returns 0: the kernels do not saturate yet.
+func (c *KV) Saturated() uint64 { return 0 }
+
 // dtypes numbers element types as the kernels do.
 var dtypes = map[codec.DType]uint32{codec.F32: shaders.TypeF32, codec.F16: shaders.TypeF16, codec.BF16: shaders.TypeBF16}
 

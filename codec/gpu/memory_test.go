@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -72,7 +73,7 @@ func TestOwnedMemory(t *testing.T) {
 	e := newExercise(t, b)
 	p := codec.KVParams{HeadDim: 128, KeyBits: 5, ValueBits: 3}
 	kv := newCodec(t, b, p)
-	r, err := ref.NewKV(p)
+	r, err := ref.New().KV(p)
 	e.must(err)
 	host := tensor(codec.F16, samples(40, 128, 1), 40, 128)
 	x, err := b.NewTensor(codec.F16, 40, 128)
@@ -127,12 +128,12 @@ func TestOwnedMemory(t *testing.T) {
 	c := newWeights(t, b, tp)
 	g := trellis.Geometry{Axis: 1, Out: 40, In: 128}
 	var want trellis.Matrix
-	rt, err := ref.NewTrellis(tp)
+	rt, err := ref.New().Trellis(tp)
 	e.must(err)
-	e.must(rt.Encode(&want, wantY, host, g))
+	e.must(rt.Encode(context.Background(), &want, wantY, host, g))
 	words, halves := e.part(4*len(want.Codes)), e.part(2*len(want.Scales))
 	m := trellis.Matrix{Codes: wordsOf(words.data)[:0], Scales: halvesOf(halves.data)[:0]}
-	e.must(c.Encode(&m, y, x, g))
+	e.must(c.Encode(context.Background(), &m, y, x, g))
 	e.same("weight codes", 0, bytesOf(m.Codes), bytesOf(want.Codes))
 	e.same("weight scales", 0, bytesOf(m.Scales), bytesOf(want.Scales))
 	e.same("reconstruction", codec.F32, y.Data, wantY.Data)

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -331,7 +332,7 @@ func TestPlans(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return c.EncodeBlocks(make([]uint16, 10*p.T), codec.NewTensor(codec.F32, 10, p.T))
+			return c.EncodeBlocks(context.Background(), make([]uint16, 10*p.T), codec.NewTensor(codec.F32, 10, p.T))
 		}
 	}
 	kv := func(d, bits int) codec.KVParams {

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -96,7 +97,7 @@ func (c *Trellis) viterbi(blocks int) (kernel, shaders.TrellisPlan, int, error) 
 }
 
 // EncodeBlocks writes the states of the best paths (docs/numerics.md §6).
-func (c *Trellis) EncodeBlocks(states []uint16, x codec.Tensor) error {
+func (c *Trellis) EncodeBlocks(ctx context.Context, states []uint16, x codec.Tensor) error {
 	if err := c.b.enter(); err != nil {
 		return err
 	}
@@ -170,7 +171,7 @@ func (c *Trellis) addViterbi(j *job, args shaders.TrellisEncodeArgs, w, scales, 
 }
 
 // Encode packs x (docs/numerics.md §6).
-func (c *Trellis) Encode(dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
+func (c *Trellis) Encode(ctx context.Context, dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
 	*dst = trellis.Matrix{Codes: dst.Codes[:0], Scales: dst.Scales[:0]}
 	if err := c.b.enter(); err != nil {
 		return err

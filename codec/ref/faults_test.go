@@ -45,16 +45,12 @@ func TestFaultFMAContraction(t *testing.T) {
 
 func TestFaultDivisionByReciprocal(t *testing.T) {
 	p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, KeyBits: 4, ValueBits: 3, Group: 32, ScaleType: codec.F32}
-	kv := newKV(t, p)
 	told := 0
 	for i := range 2000 {
 		r := 1 + float32(i)/1024
 		row := fill(32, 0)
 		row[31] = r
-		s, err := kv.KeyStages(row)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := keyStages(t, p, row)
 		if want := div(r, 15); s.Scale[0] != want {
 			t.Fatalf("range %v: scale %x, want %x", r, s.Scale[0], want)
 		}
@@ -129,10 +125,7 @@ func TestFaultEqualMaxima(t *testing.T) {
 			if !slices.Equal(oracleRotate(t, x), y) {
 				t.Fatalf("%d bits, boundary %d: the rotation of %v is not exact", bits, b, y)
 			}
-			s, err := newKV(t, p).ValueStages(x)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := valueStages(t, p, x)
 			if n := div(y[0], add(s.Scale[0], epsilon)); n != boundary {
 				t.Fatalf("%d bits: %v is not on boundary %d, %v", bits, n, b, boundary)
 			}
@@ -388,7 +381,7 @@ func TestFaultHeadDimension(t *testing.T) {
 	works := map[int]bool{32: true, 64: true, 96: true, 128: true, 160: true, 192: true, 224: true, 256: true, 320: true,
 		384: true, 448: true, 512: true, 640: true, 768: true, 896: true, 1024: true, 8192: true}
 	for _, d := range []int{1, 31, 32, 33, 48, 64, 80, 96, 100, 112, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 8192, 16384} {
-		kv, err := ref.NewKV(codec.KVParams{HeadDim: d, KeyBits: 8, ValueBits: 8})
+		kv, err := ref.New().KV(codec.KVParams{HeadDim: d, KeyBits: 8, ValueBits: 8})
 		if !works[d] {
 			if err == nil || !strings.Contains(err.Error(), fmt.Sprint("dimension ", d)) {
 				t.Errorf("d = %d: %v", d, err)
@@ -414,10 +407,7 @@ func TestFaultHeadDimension(t *testing.T) {
 		// Inverse after forward, in f32: each of log2 d stages rounds.
 		row := make([]float32, d)
 		x.LoadRow(row, 1)
-		s, err := kv.ValueStages(row)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := valueStages(t, kv.Params(), row)
 		back := codec.NewTensor(codec.F32, d)
 		if err := kv.Unrotate(back, codec.FromF32(s.Rotated, d)); err != nil {
 			t.Fatal(err)

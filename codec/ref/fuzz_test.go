@@ -11,10 +11,10 @@ import (
 )
 
 // fuzzKV returns the codec of parameters made from arbitrary numbers, or nil.
-func fuzzKV(t *testing.T, dim, valueDim, group int, bits, scaleType uint8, signed bool) *ref.KV {
+func fuzzKV(t *testing.T, dim, valueDim, group int, bits, scaleType uint8, signed bool) codec.KV {
 	p := codec.KVParams{HeadDim: dim, ValueHeadDim: valueDim, Group: group, KeyBits: int(bits), ValueBits: int(bits),
 		KeySigned: signed, ScaleType: codec.DType(scaleType)}
-	kv, err := ref.NewKV(p)
+	kv, err := ref.New().KV(p)
 	if (err == nil) != (p.Validate() == nil) {
 		t.Fatalf("NewKV: %v, Validate: %v", err, p.Validate())
 	}

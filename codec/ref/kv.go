@@ -6,6 +6,7 @@ import (
 
 	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/lloydmax"
@@ -15,7 +16,8 @@ import (
 // eps keeps a scale of zero from dividing (docs/numerics.md §2, §4).
 const eps float32 = 1e-8
 
-// KV is the reference KV cache codec.
+// KV is the reference KV cache codec, as the front end calls it: operands are
+// not checked.
 type KV struct {
 	params codec.KVParams
 	keys   affine.KeyFormat
@@ -24,7 +26,7 @@ type KV struct {
 	rows   sync.Pool // of *row
 }
 
-var _ codec.KV = (*KV)(nil)
+var _ driver.KV = (*KV)(nil)
 
 // NewKV returns the codec with parameters p, or ErrParams.
 func NewKV(p codec.KVParams) (*KV, error) {
@@ -49,32 +51,25 @@ func NewKV(p codec.KVParams) (*KV, error) {
 func (c *KV) Params() codec.KVParams { return c.params }
 
 // EncodeKeys packs x (docs/numerics.md §1, §2, §5).
-func (c *KV) EncodeKeys(dst *codec.Keys, x codec.Tensor) error {
-	*dst = codec.Keys{Shape: dst.Shape[:0], Codes: dst.Codes[:0], Scales: dst.Scales[:0], Zeros: dst.Zeros[:0]}
+func (c *KV) EncodeKeys(dst codec.Keys, x codec.Tensor) (driver.Found, error) {
 	d := c.params.HeadDim
-	w := c.rows.Get().(*row)
+	w := c.row(d)
 	defer c.rows.Put(w)
-	w.resize(d)
-	if err := c.params.CheckEncodeKeys(x); err != nil {
-		return err
+	if i := firstNonFinite(x, w.canon); i >= 0 {
+		return driver.Found{NonFinite: i, Overflow: driver.None}, nil
 	}
-	if err := checkFinite("keys", x, w.canon); err != nil {
-		return err
-	}
-	rows := x.Rows()
-	codesLen, scalesLen := c.params.KeyRowLen()
-	codes := sized(dst.Codes, rows*codesLen)
-	scales := sized(dst.Scales, rows*scalesLen)
-	zeros := sized(dst.Zeros, rows*scalesLen)
-	for r := range rows {
+	codes, scales := c.params.KeyRowLen()
+	for r := range x.Rows() {
 		x.LoadRow(w.canon, r)
-		if g := c.encodeKeyRow(w, codes[r*codesLen:][:codesLen], scales[r*scalesLen:][:scalesLen], zeros[r*scalesLen:][:scalesLen]); g >= 0 {
-			return codec.ScaleOverflow("keys", r*d+g*c.params.Group, c.params.ScaleType)
+		if g := c.encodeKeyRow(w, part(dst.Codes, r, codes), part(dst.Scales, r, scales), part(dst.Zeros, r, scales)); g >= 0 {
+			return driver.Found{NonFinite: driver.None, Overflow: r*d + g*c.params.Group}, nil
 		}
 	}
-	*dst = codec.Keys{Shape: append(dst.Shape, x.Shape...), Codes: codes, Scales: scales, Zeros: zeros}
-	return nil
+	return driver.Nothing, nil
 }
+
+// part returns row r of packed rows of n bytes.
+func part(b []byte, r, n int) []byte { return b[r*n:][:n] }
 
 // encodeKeyRow packs the row in w.canon. It returns the first group whose
 // scale overflows, or -1.
@@ -106,30 +101,21 @@ func (c *KV) encodeKeyRow(w *row, codes, scales, zeros []byte) int {
 }
 
 // EncodeValues rotates and packs x (docs/numerics.md §1, §3, §4, §5).
-func (c *KV) EncodeValues(dst *codec.Values, x codec.Tensor) error {
-	*dst = codec.Values{Shape: dst.Shape[:0], Codes: dst.Codes[:0], Scales: dst.Scales[:0]}
+func (c *KV) EncodeValues(dst codec.Values, x codec.Tensor) (driver.Found, error) {
 	d := c.params.ValueHeadDim
-	w := c.rows.Get().(*row)
+	w := c.row(d)
 	defer c.rows.Put(w)
-	w.resize(d)
-	if err := c.params.CheckEncodeValues(x); err != nil {
-		return err
+	if i := firstNonFinite(x, w.canon); i >= 0 {
+		return driver.Found{NonFinite: i, Overflow: driver.None}, nil
 	}
-	if err := checkFinite("values", x, w.canon); err != nil {
-		return err
-	}
-	rows := x.Rows()
-	codesLen, scalesLen := c.params.ValueRowLen()
-	codes := sized(dst.Codes, rows*codesLen)
-	scales := sized(dst.Scales, rows*scalesLen)
-	for r := range rows {
+	codes, scales := c.params.ValueRowLen()
+	for r := range x.Rows() {
 		x.LoadRow(w.canon, r)
-		if g := c.encodeValueRow(w, codes[r*codesLen:][:codesLen], scales[r*scalesLen:][:scalesLen]); g >= 0 {
-			return codec.ScaleOverflow("values", r*d+g*c.params.Group, c.params.ScaleType)
+		if g := c.encodeValueRow(w, part(dst.Codes, r, codes), part(dst.Scales, r, scales)); g >= 0 {
+			return driver.Found{NonFinite: driver.None, Overflow: r*d + g*c.params.Group}, nil
 		}
 	}
-	*dst = codec.Values{Shape: append(dst.Shape, x.Shape...), Codes: codes, Scales: scales}
-	return nil
+	return driver.Nothing, nil
 }
 
 // encodeValueRow packs the row in w.canon. It returns the first group whose
@@ -205,60 +191,58 @@ func (c *KV) search(rms float32, y []float32, index []byte, w *row) float32 {
 }
 
 // DecodeKeys unpacks k (docs/numerics.md §2).
-func (c *KV) DecodeKeys(dst codec.Tensor, k codec.Keys) error {
-	if err := c.params.CheckDecodeKeys(dst, k); err != nil {
-		return err
+func (c *KV) DecodeKeys(dst codec.Tensor, k codec.Keys) (saturated int, err error) {
+	w := c.row(c.params.HeadDim)
+	defer c.rows.Put(w)
+	for r := range dst.Rows() {
+		c.decodeKeyRow(w, k, r)
+		saturated += c.store(dst, r, w.decoded)
 	}
-	c.decodeKeys(dst, k)
-	return nil
+	return saturated, nil
 }
 
-// DecodeValues unpacks v and rotates it back (docs/numerics.md §3, §4).
-func (c *KV) DecodeValues(dst codec.Tensor, v codec.Values) error {
-	if err := c.params.CheckDecodeValues(dst, v); err != nil {
-		return err
+// DecodeValues unpacks v, and rotates it back unless rotated is set
+// (docs/numerics.md §3, §4).
+func (c *KV) DecodeValues(dst codec.Tensor, v codec.Values, rotated bool) (saturated int, err error) {
+	w := c.row(c.params.ValueHeadDim)
+	defer c.rows.Put(w)
+	for r := range dst.Rows() {
+		c.decodeValueRow(w, v, r)
+		if !rotated {
+			c.rot.Inverse(w.decoded)
+		}
+		saturated += c.store(dst, r, w.decoded)
 	}
-	c.decodeValues(dst, v, true)
-	return nil
-}
-
-// DecodeValuesRotated unpacks v and leaves it rotated (docs/numerics.md §4).
-func (c *KV) DecodeValuesRotated(dst codec.Tensor, v codec.Values) error {
-	if err := c.params.CheckDecodeValues(dst, v); err != nil {
-		return err
-	}
-	c.decodeValues(dst, v, false)
-	return nil
+	return saturated, nil
 }
 
 // Decode is DecodeKeys and DecodeValues.
-func (c *KV) Decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error {
-	if err := c.params.CheckDecode(dstK, dstV, k, v); err != nil {
-		return err
+func (c *KV) Decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values, rotated bool) (saturated int, err error) {
+	n, err := c.DecodeKeys(dstK, k)
+	if err != nil {
+		return n, err
 	}
-	c.decodeKeys(dstK, k)
-	c.decodeValues(dstV, v, true)
-	return nil
+	m, err := c.DecodeValues(dstV, v, rotated)
+	return n + m, err
 }
 
-// DecodeRotated is DecodeKeys and DecodeValuesRotated.
-func (c *KV) DecodeRotated(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error {
-	if err := c.params.CheckDecode(dstK, dstV, k, v); err != nil {
-		return err
-	}
-	c.decodeKeys(dstK, k)
-	c.decodeValues(dstV, v, false)
-	return nil
-}
-
-func (c *KV) decodeKeys(dst codec.Tensor, k codec.Keys) {
-	w := c.rows.Get().(*row)
+// Unrotate rotates rows back (docs/numerics.md §1, §3, §4).
+func (c *KV) Unrotate(dst, x codec.Tensor) (saturated int, err error) {
+	w := c.row(c.params.ValueHeadDim)
 	defer c.rows.Put(w)
-	w.resize(c.params.HeadDim)
-	for r := range dst.Rows() {
-		c.decodeKeyRow(w, k, r)
-		dst.StoreRow(r, w.decoded)
+	for r := range x.Rows() {
+		x.LoadRow(w.decoded, r)
+		canon(w.decoded)
+		c.rot.Inverse(w.decoded)
+		saturated += c.store(dst, r, w.decoded)
 	}
+	return saturated, nil
+}
+
+// store rounds x into row r of dst.
+func (c *KV) store(dst codec.Tensor, r int, x []float32) (saturated int) {
+	dst.StoreRow(r, x)
+	return 0
 }
 
 // decodeKeyRow leaves row r of k in w.decoded.
@@ -277,19 +261,6 @@ func (c *KV) decodeKeyRow(w *row, k codec.Keys, r int) {
 	}
 }
 
-func (c *KV) decodeValues(dst codec.Tensor, v codec.Values, unrotate bool) {
-	w := c.rows.Get().(*row)
-	defer c.rows.Put(w)
-	w.resize(c.params.ValueHeadDim)
-	for r := range dst.Rows() {
-		c.decodeValueRow(w, v, r)
-		if unrotate {
-			c.rot.Inverse(w.decoded)
-		}
-		dst.StoreRow(r, w.decoded)
-	}
-}
-
 // decodeValueRow leaves row r of v, still rotated, in w.decoded.
 func (c *KV) decodeValueRow(w *row, v codec.Values, r int) {
 	t, size, group := c.params.ScaleType, c.params.ScaleType.Size(), c.params.Group
@@ -304,23 +275,6 @@ func (c *KV) decodeValueRow(w *row, v codec.Values, r int) {
 		}
 		w.scale[g] = scale
 	}
-}
-
-// Unrotate rotates rows back (docs/numerics.md §1, §3, §4).
-func (c *KV) Unrotate(dst, x codec.Tensor) error {
-	if err := c.params.CheckUnrotate(dst, x); err != nil {
-		return err
-	}
-	w := c.rows.Get().(*row)
-	defer c.rows.Put(w)
-	w.resize(c.params.ValueHeadDim)
-	for r := range x.Rows() {
-		x.LoadRow(w.decoded, r)
-		canon(w.decoded)
-		c.rot.Inverse(w.decoded)
-		dst.StoreRow(r, w.decoded)
-	}
-	return nil
 }
 
 // row holds one row at every stage of an encoder or a decoder.
@@ -343,11 +297,13 @@ func newRow(dim, group int) *row {
 	}
 }
 
-// resize sets the number of elements.
-func (w *row) resize(dim int) {
+// row returns scratch for a row of dim elements. c.rows.Put gives it back.
+func (c *KV) row(dim int) *row {
+	w := c.rows.Get().(*row)
 	groups := dim / len(w.square)
 	w.canon, w.rotated, w.index, w.decoded = w.canon[:dim], w.rotated[:dim], w.index[:dim], w.decoded[:dim]
 	w.scale, w.zero = w.scale[:groups], w.zero[:groups]
+	return w
 }
 
 // canon makes every element canonical (docs/numerics.md §1).
@@ -377,18 +333,18 @@ func flush(x float32) float32 {
 	return x
 }
 
-// checkFinite reports the first element of x that is not finite. scratch has
-// the length of a row.
-func checkFinite(name string, x codec.Tensor, scratch []float32) error {
+// firstNonFinite returns the index of the first element of x that is not
+// finite, or -1. scratch has the length of a row.
+func firstNonFinite(x codec.Tensor, scratch []float32) int {
 	for r := range x.Rows() {
 		x.LoadRow(scratch, r)
 		for i, v := range scratch {
 			if !f32.IsFinite(v) {
-				return codec.NonFinite(name, r*len(scratch)+i, v)
+				return r*len(scratch) + i
 			}
 		}
 	}
-	return nil
+	return -1
 }
 
 // packRow and unpackRow cannot fail: a row is a multiple of 32 elements, every
@@ -403,12 +359,4 @@ func unpackRow(index, src []byte, bits int) {
 	if err := pack.Unpack(index, src, bits); err != nil {
 		panic(err)
 	}
-}
-
-// sized returns b with length n, in the same memory if it is large enough.
-func sized(b []byte, n int) []byte {
-	if cap(b) < n {
-		return make([]byte, n)
-	}
-	return b[:n]
 }

@@ -547,14 +547,11 @@ func compareKeys(t *testing.T, kind string, p codec.KVParams, row []float32) int
 	what := fmt.Sprintf("%s: %d-bit keys, signed %v, %v: ", kind, p.KeyBits, p.KeySigned, p.Policy)
 	kv := newKV(t, p)
 	want := oracleKeys(p, row)
-	got, err := kv.KeyStages(row)
 	if want.overflow >= 0 {
-		wantError(t, what, err, codec.ErrScaleOverflow, "keys", want.overflow*p.Group)
+		wantError(t, what, kv.EncodeKeys(new(codec.Keys), codec.FromF32(row, len(row))), codec.ErrScaleOverflow, "keys", want.overflow*p.Group)
 		return len(row)
 	}
-	if err != nil {
-		t.Fatalf("%s%v", what, err)
-	}
+	got := keyStages(t, p, row)
 	same32(t, what+"scale", got.Scale, want.scale)
 	same32(t, what+"zero", got.Zero, want.zero)
 	diff(t, what+"index", 0, got.Index, want.index)
@@ -564,12 +561,9 @@ func compareKeys(t *testing.T, kind string, p codec.KVParams, row []float32) int
 
 	k := codec.Keys{Shape: []int{p.HeadDim}, Codes: got.Codes, Scales: got.Scales, Zeros: got.Zeros}
 	decoded := oracleDecodeKeys(p, want.index, storedAll(p.ScaleType, want.scale), storedAll(p.ScaleType, want.zero))
-	stages, err := kv.KeyDecodeStages(k, 0)
-	if err != nil {
-		t.Fatalf("%s%v", what, err)
-	}
-	diff(t, what+"unpacked index", 0, stages.Index, want.index)
-	same32(t, what+"decoded", stages.Decoded, decoded)
+	back := stages(t, p).KeyDecodeStages(k, 0)
+	diff(t, what+"unpacked index", 0, back.Index, want.index)
+	same32(t, what+"decoded", back.Decoded, decoded)
 	for _, d := range []codec.DType{codec.F32, codec.F16, codec.BF16} {
 		out := codec.NewTensor(d, p.HeadDim)
 		if err := kv.DecodeKeys(out, k); err != nil {
@@ -585,14 +579,11 @@ func compareValues(t *testing.T, kind string, p codec.KVParams, row, rotated []f
 	what := fmt.Sprintf("%s: %d-bit values, %v, %v: ", kind, p.ValueBits, p.Scale, p.Policy)
 	kv := newKV(t, p)
 	want := oracleValues(t, p, rotated)
-	got, err := kv.ValueStages(row)
 	if want.overflow >= 0 {
-		wantError(t, what, err, codec.ErrScaleOverflow, "values", want.overflow*p.Group)
+		wantError(t, what, kv.EncodeValues(new(codec.Values), codec.FromF32(row, len(row))), codec.ErrScaleOverflow, "values", want.overflow*p.Group)
 		return len(row)
 	}
-	if err != nil {
-		t.Fatalf("%s%v", what, err)
-	}
+	got := valueStages(t, p, row)
 	same32(t, what+"rotated", got.Rotated, want.rotated)
 	same32(t, what+"scale", got.Scale, want.scale)
 	diff(t, what+"index", 0, got.Index, want.index)
@@ -609,12 +600,9 @@ func compareValues(t *testing.T, kind string, p codec.KVParams, row, rotated []f
 		decoded[i] = mul(table.Centroid(int(index)), stored(p.ScaleType, want.scale[i/p.Group]))
 	}
 	unrotated := oracleUnrotate(t, decoded)
-	stages, err := kv.ValueDecodeStages(v, 0)
-	if err != nil {
-		t.Fatalf("%s%v", what, err)
-	}
-	same32(t, what+"decoded, rotated", stages.Rotated, decoded)
-	same32(t, what+"decoded", stages.Unrotated, unrotated)
+	back := stages(t, p).ValueDecodeStages(v, 0)
+	same32(t, what+"decoded, rotated", back.Rotated, decoded)
+	same32(t, what+"decoded", back.Unrotated, unrotated)
 	for _, d := range []codec.DType{codec.F32, codec.F16, codec.BF16} {
 		out := codec.NewTensor(d, p.ValueHeadDim)
 		if err := kv.DecodeValuesRotated(out, v); err != nil {

@@ -7,23 +7,31 @@
 package ref
 
 import (
+	"runtime"
+
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
-// Backend is the reference backend. The zero Backend is ready for use.
+// New returns the reference backend, named ref.
+func New() codec.Backend { return driver.New(Backend{}) }
+
+// Backend is what New puts the front end before.
 type Backend struct{}
 
-// New returns the reference backend.
-func New() *Backend { return new(Backend) }
-
-var _ codec.Backend = (*Backend)(nil)
+var _ driver.Backend = Backend{}
 
 // Name returns "ref".
-func (*Backend) Name() string { return "ref" }
+func (Backend) Name() string { return "ref" }
 
-// KV returns the KV cache codec with parameters p as a *KV, or ErrParams.
-func (*Backend) KV(p codec.KVParams) (codec.KV, error) {
+// Feed asks for pieces of 2 MiB, one for each processor.
+func (Backend) Feed() codec.Feed {
+	return codec.Feed{Bytes: 2 << 20, Calls: runtime.GOMAXPROCS(0)}
+}
+
+// KV returns the KV cache codec with parameters p, as NewKV does.
+func (Backend) KV(p codec.KVParams) (driver.KV, error) {
 	kv, err := NewKV(p)
 	if err != nil {
 		return nil, err // not kv: a nil *KV in an interface is not nil
@@ -31,15 +39,10 @@ func (*Backend) KV(p codec.KVParams) (codec.KV, error) {
 	return kv, nil
 }
 
-// Trellis returns the weight codec with parameters p as a *Trellis, or
-// ErrParams.
-func (*Backend) Trellis(p trellis.Params) (codec.Trellis, error) {
-	t, err := NewTrellis(p)
-	if err != nil {
-		return nil, err
-	}
-	return t, nil
+// Trellis returns the weight codec with parameters p.
+func (Backend) Trellis(p trellis.Params) (driver.Trellis, error) {
+	return &weights{params: p}, nil
 }
 
 // Close does nothing: the reference holds nothing.
-func (*Backend) Close() error { return nil }
+func (Backend) Close() error { return nil }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
 )
 
 // KeyStages holds one row of keys at every stage of the encoder. Where another
@@ -43,52 +44,45 @@ type ValueDecodeStages struct {
 	Unrotated []float32 // rotated back; DecodeValues rounds it to the output type
 }
 
-// KeyStages encodes one row of HeadDim keys, already widened to float32. Its
-// errors are those of EncodeKeys.
-func (c *KV) KeyStages(x []float32) (KeyStages, error) {
-	var k codec.Keys
-	if err := c.EncodeKeys(&k, codec.FromF32(x, len(x))); err != nil {
-		return KeyStages{}, err
-	}
+// KeyStages encodes one row of HeadDim keys, already widened to float32. Where
+// found is not driver.Nothing the stages are those up to what was found. It
+// panics if x has another length.
+func (c *KV) KeyStages(x []float32) (s KeyStages, found driver.Found) {
+	codes, scales := c.params.KeyRowLen()
+	k := codec.Keys{Codes: make([]byte, codes), Scales: make([]byte, scales), Zeros: make([]byte, scales)}
+	found, _ = c.EncodeKeys(k, codec.FromF32(x, 1, c.params.HeadDim))
 	w := newRow(c.params.HeadDim, c.params.Group)
 	copy(w.canon, x)
 	c.encodeKeyRow(w, k.Codes, k.Scales, k.Zeros)
-	return KeyStages{w.canon, w.scale, w.zero, w.index, k.Codes, k.Scales, k.Zeros}, nil
+	return KeyStages{w.canon, w.scale, w.zero, w.index, k.Codes, k.Scales, k.Zeros}, found
 }
 
 // ValueStages encodes one row of ValueHeadDim values, already widened to
-// float32. Its errors are those of EncodeValues.
-func (c *KV) ValueStages(x []float32) (ValueStages, error) {
-	var v codec.Values
-	if err := c.EncodeValues(&v, codec.FromF32(x, len(x))); err != nil {
-		return ValueStages{}, err
-	}
+// float32, as KeyStages does.
+func (c *KV) ValueStages(x []float32) (s ValueStages, found driver.Found) {
+	codes, scales := c.params.ValueRowLen()
+	v := codec.Values{Codes: make([]byte, codes), Scales: make([]byte, scales)}
+	found, _ = c.EncodeValues(v, codec.FromF32(x, 1, c.params.ValueHeadDim))
 	w := newRow(c.params.ValueHeadDim, c.params.Group)
 	copy(w.canon, x)
 	c.encodeValueRow(w, v.Codes, v.Scales)
-	return ValueStages{w.canon, w.rotated, w.scale, w.index, v.Codes, v.Scales}, nil
+	return ValueStages{w.canon, w.rotated, w.scale, w.index, v.Codes, v.Scales}, found
 }
 
-// KeyDecodeStages decodes row r of k. Its errors are those of DecodeKeys. It
+// KeyDecodeStages decodes row r of k, which are keys that DecodeKeys takes. It
 // panics if k has no row r.
-func (c *KV) KeyDecodeStages(k codec.Keys, r int) (KeyDecodeStages, error) {
-	if err := c.params.CheckKeys(k); err != nil {
-		return KeyDecodeStages{}, err
-	}
+func (c *KV) KeyDecodeStages(k codec.Keys, r int) KeyDecodeStages {
 	w := newRow(c.params.HeadDim, c.params.Group)
 	c.decodeKeyRow(w, k, r)
-	return KeyDecodeStages{w.index, w.scale, w.zero, w.decoded}, nil
+	return KeyDecodeStages{w.index, w.scale, w.zero, w.decoded}
 }
 
-// ValueDecodeStages decodes row r of v. Its errors are those of DecodeValues.
-// It panics if v has no row r.
-func (c *KV) ValueDecodeStages(v codec.Values, r int) (ValueDecodeStages, error) {
-	if err := c.params.CheckValues(v); err != nil {
-		return ValueDecodeStages{}, err
-	}
+// ValueDecodeStages decodes row r of v, which are values that DecodeValues
+// takes. It panics if v has no row r.
+func (c *KV) ValueDecodeStages(v codec.Values, r int) ValueDecodeStages {
 	w := newRow(c.params.ValueHeadDim, c.params.Group)
 	c.decodeValueRow(w, v, r)
 	rotated := slices.Clone(w.decoded)
 	c.rot.Inverse(w.decoded)
-	return ValueDecodeStages{w.index, w.scale, rotated, w.decoded}, nil
+	return ValueDecodeStages{w.index, w.scale, rotated, w.decoded}
 }

@@ -1,86 +1,87 @@
 package ref
 
 import (
+	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
-// Trellis is the reference weight codec. All of its arithmetic is package
+// weights is the reference weight codec. All of its arithmetic is package
 // trellis's.
-type Trellis struct {
+type weights struct {
 	params trellis.Params
 	pool   sync.Pool // of *coder
 }
 
-var _ codec.Trellis = (*Trellis)(nil)
-
 // coder is what one call needs.
 type coder struct {
-	enc *trellis.Encoder
-	x   []float32 // the input, widened and contiguous
-	out []float32 // the reconstruction, or decoded rows
+	enc *trellis.Encoder // nil for decoders
+	x   []float32        // the input, widened and contiguous
+	out []float32        // the reconstruction, or a decoded row
 }
 
-// NewTrellis returns the codec with parameters p, or ErrParams.
-func NewTrellis(p trellis.Params) (*Trellis, error) {
-	if err := p.Validate(); err != nil {
-		return nil, codec.TrellisError("", err)
-	}
-	return &Trellis{params: p}, nil
-}
-
-func (c *Trellis) get() (*coder, error) {
+func (c *weights) get() *coder {
 	if w, ok := c.pool.Get().(*coder); ok {
-		return w, nil
+		return w
 	}
-	enc, err := trellis.NewEncoder(c.params)
-	return &coder{enc: enc}, codec.TrellisError("", err)
+	return new(coder)
 }
 
-// Params returns the parameters.
-func (c *Trellis) Params() trellis.Params { return c.params }
+func (c *weights) encoder() (*coder, error) {
+	w := c.get()
+	var err error
+	if w.enc == nil {
+		w.enc, err = trellis.NewEncoder(c.params)
+	}
+	return w, err
+}
 
 // EncodeBlocks writes the states of the best paths (docs/numerics.md §6).
-func (c *Trellis) EncodeBlocks(states []uint16, x codec.Tensor) error {
-	t := c.params.T
-	if err := codec.CheckInput("samples", x, t); err != nil {
-		return err
-	}
-	if len(states) != x.Len() {
-		return &codec.Error{Err: codec.ErrShape, Tensor: "states", Index: codec.NoIndex, Reason: fmt.Sprintf("%d states for %d samples", len(states), x.Len())}
-	}
-	w, err := c.get()
+func (c *weights) EncodeBlocks(ctx context.Context, states []uint16, x codec.Tensor) (driver.Found, error) {
+	w, err := c.encoder()
 	if err != nil {
-		return err
+		return driver.Nothing, err
 	}
 	defer c.pool.Put(w)
+	t := c.params.T
 	w.x = load(w.x, x)
 	for b := range x.Rows() {
+		if err := ctx.Err(); err != nil {
+			return driver.Nothing, err
+		}
 		if err := w.enc.EncodeBlock(states[b*t:][:t], w.x[b*t:][:t]); err != nil {
-			err := codec.TrellisError("samples", err)
-			if e, ok := errors.AsType[*codec.Error](err); ok && e.Index != codec.NoIndex {
-				e.Index += b * t
-			}
-			return err
+			return found(err, b*t)
 		}
 	}
-	return nil
+	return driver.Nothing, nil
+}
+
+// found returns what an encoder found, if that is its error. first is the index
+// of the first element that it was given.
+func found(err error, first int) (driver.Found, error) {
+	f := driver.Nothing
+	v, ok := errors.AsType[*trellis.ValueError](err)
+	if !ok {
+		return f, err
+	}
+	if v.Err == trellis.ErrNonFinite {
+		f.NonFinite = first + v.Index
+	} else {
+		f.Overflow = first + v.Index
+	}
+	return f, nil
 }
 
 // Encode packs x (docs/numerics.md §6).
-func (c *Trellis) Encode(dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
-	*dst = trellis.Matrix{Codes: dst.Codes[:0], Scales: dst.Scales[:0]}
-	if err := codec.CheckWeights(recon, x, g, c.params); err != nil {
-		return err
-	}
-	w, err := c.get()
+func (c *weights) Encode(ctx context.Context, dst *trellis.Matrix, recon, x codec.Tensor) (driver.Found, error) {
+	w, err := c.encoder()
 	if err != nil {
-		return err
+		return driver.Nothing, err
 	}
 	defer c.pool.Put(w)
 	w.x = load(w.x, x)
@@ -89,30 +90,25 @@ func (c *Trellis) Encode(dst *trellis.Matrix, recon, x codec.Tensor, g trellis.G
 		w.out = slices.Grow(w.out[:0], len(w.x))[:len(w.x)]
 		out = w.out
 	}
-	if err := w.enc.Encode(dst, out, w.x, g); err != nil {
-		*dst = trellis.Matrix{Codes: dst.Codes[:0], Scales: dst.Scales[:0]}
-		return codec.TrellisError("weights", err)
+	if err := w.enc.Encode(ctx, dst, out, w.x, dst.Geometry); err != nil {
+		return found(err, 0)
 	}
 	if out != nil {
 		store(recon, out)
 	}
-	return nil
+	return driver.Nothing, nil
 }
 
 // Decode writes rows of m (docs/numerics.md §6).
-func (c *Trellis) Decode(dst codec.Tensor, m *trellis.Matrix, first int) error {
-	if err := codec.CheckMatrix(m, c.params); err != nil {
-		return err
-	}
-	if err := codec.CheckRows(dst, m, first); err != nil {
-		return err
-	}
-	row := make([]float32, m.Geometry.In)
+func (c *weights) Decode(dst codec.Tensor, m *trellis.Matrix, first int) error {
+	w := c.get()
+	defer c.pool.Put(w)
+	w.out = slices.Grow(w.out[:0], m.Geometry.In)[:m.Geometry.In]
 	for r := range dst.Shape[0] {
-		if err := m.DecodeRows(row, first+r, first+r+1); err != nil {
-			return codec.TrellisError("codes", err)
+		if err := m.DecodeRows(w.out, first+r, first+r+1); err != nil {
+			return err
 		}
-		dst.StoreRow(r, row)
+		dst.StoreRow(r, w.out)
 	}
 	return nil
 }

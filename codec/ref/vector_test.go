@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/internal/vectors/vectortest"
 )
@@ -13,13 +14,42 @@ func TestVectors(t *testing.T) {
 	vectortest.Run(t, "ref", func() (codec.Backend, error) { return ref.New(), nil })
 }
 
-func newKV(t testing.TB, p codec.KVParams) *ref.KV {
+func newKV(t testing.TB, p codec.KVParams) codec.KV {
+	t.Helper()
+	kv, err := ref.New().KV(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kv
+}
+
+// stages returns the codec of p with its stages.
+func stages(t testing.TB, p codec.KVParams) *ref.KV {
 	t.Helper()
 	kv, err := ref.NewKV(p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return kv
+}
+
+// keyStages and valueStages return the stages of a row that can be encoded.
+func keyStages(t testing.TB, p codec.KVParams, x []float32) ref.KeyStages {
+	t.Helper()
+	s, found := stages(t, p).KeyStages(x)
+	if found != driver.Nothing {
+		t.Fatalf("found %+v", found)
+	}
+	return s
+}
+
+func valueStages(t testing.TB, p codec.KVParams, x []float32) ref.ValueStages {
+	t.Helper()
+	s, found := stages(t, p).ValueStages(x)
+	if found != driver.Nothing {
+		t.Fatalf("found %+v", found)
+	}
+	return s
 }
 
 // diff fails the test at the first element where got and want differ, NaN

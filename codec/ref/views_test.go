@@ -84,7 +84,7 @@ func TestFaultStridedReadAsPacked(t *testing.T) {
 }
 
 // decoders returns everything that writes a tensor like x.
-func decoders(kv *ref.KV, k codec.Keys, v codec.Values, x codec.Tensor) map[string]func(codec.Tensor) error {
+func decoders(kv codec.KV, k codec.Keys, v codec.Values, x codec.Tensor) map[string]func(codec.Tensor) error {
 	spare := codec.NewTensor(x.DType, x.Shape...)
 	return map[string]func(codec.Tensor) error{
 		"DecodeKeys":            func(y codec.Tensor) error { return kv.DecodeKeys(y, k) },
@@ -319,7 +319,7 @@ func TestFaultSeededRotationNotReproducible(t *testing.T) {
 				for i := range 4 {
 					if i%2 == 1 {
 						var err error
-						if kv, err = ref.NewKV(kv.Params()); err != nil {
+						if kv, err = ref.New().KV(kv.Params()); err != nil {
 							t.Error(err)
 							return
 						}

@@ -1,6 +1,7 @@
 package ldlq
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -118,7 +119,7 @@ func unweighted(t *testing.T, w []float32, p trellis.Params, g trellis.Geometry)
 		t.Fatal(err)
 	}
 	recon = make([]float32, len(w))
-	if err := e.Encode(&m, recon, w, g); err != nil {
+	if err := e.Encode(context.Background(), &m, recon, w, g); err != nil {
 		t.Fatal(err)
 	}
 	return m, recon

@@ -3,6 +3,7 @@ package vectortest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -100,7 +101,7 @@ func runMatrix(t *testing.T, b codec.Backend, c vectors.MatrixCase) {
 	check(t, err)
 	var m trellis.Matrix
 	recon, out := codec.NewTensor(codec.F32, x.Shape...), codec.NewTensor(codec.F32, x.Shape...)
-	check(t, w.Encode(&m, recon, x, trellis.Geometry{Axis: 1, Out: x.Shape[0], In: x.Shape[1]}))
+	check(t, w.Encode(context.Background(), &m, recon, x, trellis.Geometry{Axis: 1, Out: x.Shape[0], In: x.Shape[1]}))
 	equal(t, "codes", m.Codes, c.Codes)
 	equal(t, "scales", m.Scales, c.Scales)
 	check(t, w.Decode(out, &m, 0))
@@ -114,7 +115,7 @@ func runPaths(t *testing.T, b codec.Backend, c vectors.PathCase) {
 	w, err := b.Trellis(trellis.Params{L: c.L, K: c.K, T: c.T, Code: code, FreeEnds: c.FreeEnds})
 	check(t, err)
 	states := make([]uint16, len(c.States))
-	check(t, w.EncodeBlocks(states, tensor(t, c.X)))
+	check(t, w.EncodeBlocks(context.Background(), states, tensor(t, c.X)))
 	equal(t, "states", states, c.States)
 }
 

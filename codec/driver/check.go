@@ -1,0 +1,223 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	counts "github.com/turbotrellis/turbotrellis/internal/shape"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+// Every check of an operand is here. The order in which an operation makes its checks is part of the contract:
+// every backend reports the same one of two faults.
+
+func shapeError(tensor, format string, args ...any) error {
+	return &codec.Error{Err: codec.ErrShape, Tensor: tensor, Index: codec.NoIndex, Reason: fmt.Sprintf(format, args...)}
+}
+
+func dtypeError(tensor, format string, args ...any) error {
+	return &codec.Error{Err: codec.ErrDType, Tensor: tensor, Index: codec.NoIndex, Reason: fmt.Sprintf(format, args...)}
+}
+
+func scaleOverflow(tensor string, index int, format string, args ...any) error {
+	return &codec.Error{Err: codec.ErrScaleOverflow, Tensor: tensor, Index: index, Reason: fmt.Sprintf(format, args...)}
+}
+
+func nonFinite(tensor string, x codec.Tensor, index int) error {
+	v := element(x, index)
+	return &codec.Error{Err: codec.ErrNonFinite, Tensor: tensor, Index: index, Reason: strconv.FormatFloat(float64(v), 'g', -1, 32)}
+}
+
+// element returns element i of x in row-major order.
+func element(x codec.Tensor, i int) float32 {
+	offset, stride := x.RowOffset(i / x.Dim())
+	return x.DType.Load(x.Data[(offset+i%x.Dim()*stride)*x.DType.Size():])
+}
+
+// checkInput checks that x is a valid tensor of rows of dim elements.
+func checkInput(name string, x codec.Tensor, dim int) error {
+	if err := x.Validate(name); err != nil {
+		return err
+	}
+	return checkDim(name, x.Shape, dim)
+}
+
+// checkOutput checks that dst is a valid output of the given shape.
+func checkOutput(name string, dst codec.Tensor, shape []int) error {
+	if err := dst.ValidateOutput(name); err != nil {
+		return err
+	}
+	if !slices.Equal(dst.Shape, shape) {
+		return shapeError(name, "shape %v, want %v", slices.Clone(dst.Shape), slices.Clone(shape))
+	}
+	return nil
+}
+
+func checkDim(name string, shape []int, dim int) error {
+	if len(shape) == 0 || shape[len(shape)-1] != dim {
+		return shapeError(name, "shape %v, want [..., %d]", slices.Clone(shape), dim)
+	}
+	return nil
+}
+
+// packedRows returns the number of rows of packed data of the given shape.
+func packedRows(name string, shape []int, dim int) (int, error) {
+	if err := checkDim(name, shape, dim); err != nil {
+		return 0, err
+	}
+	n, err := counts.Elements(shape)
+	if err != nil {
+		return 0, shapeError(name, "%v", err)
+	}
+	return n / dim, nil
+}
+
+func checkLen(name string, b []byte, rows, rowLen int) error {
+	if rows > math.MaxInt/rowLen || len(b) != rows*rowLen {
+		return shapeError(name, "%d bytes, want %d rows of %d", len(b), rows, rowLen)
+	}
+	return nil
+}
+
+// checkDecodeKeys checks first k, then dst.
+func checkDecodeKeys(p codec.KVParams, dst codec.Tensor, k codec.Keys) error {
+	rows, err := packedRows("keys", k.Shape, p.HeadDim)
+	if err != nil {
+		return err
+	}
+	codes, scales := p.KeyRowLen()
+	if err := checkLen("key codes", k.Codes, rows, codes); err != nil {
+		return err
+	}
+	if err := checkLen("key scales", k.Scales, rows, scales); err != nil {
+		return err
+	}
+	if err := checkLen("key zeros", k.Zeros, rows, scales); err != nil {
+		return err
+	}
+	return checkOutput("dst keys", dst, k.Shape)
+}
+
+// checkDecodeValues checks first v, then dst.
+func checkDecodeValues(p codec.KVParams, dst codec.Tensor, v codec.Values) error {
+	rows, err := packedRows("values", v.Shape, p.ValueHeadDim)
+	if err != nil {
+		return err
+	}
+	codes, scales := p.ValueRowLen()
+	if err := checkLen("value codes", v.Codes, rows, codes); err != nil {
+		return err
+	}
+	if err := checkLen("value scales", v.Scales, rows, scales); err != nil {
+		return err
+	}
+	return checkOutput("dst values", dst, v.Shape)
+}
+
+// checkDecode checks first the keys' part, then the values', then whether they go together.
+func checkDecode(p codec.KVParams, dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error {
+	if err := checkDecodeKeys(p, dstK, k); err != nil {
+		return err
+	}
+	if err := checkDecodeValues(p, dstV, v); err != nil {
+		return err
+	}
+	if !slices.Equal(k.Shape[:len(k.Shape)-1], v.Shape[:len(v.Shape)-1]) {
+		return shapeError("values", "shape %v beside keys of shape %v", slices.Clone(v.Shape), slices.Clone(k.Shape))
+	}
+	if dstK.DType != dstV.DType {
+		return dtypeError("dst values", "%v beside keys in %v", dstV.DType, dstK.DType)
+	}
+	return nil
+}
+
+// checkUnrotate checks first x, then dst.
+func checkUnrotate(p codec.KVParams, dst, x codec.Tensor) error {
+	if err := checkInput("values", x, p.ValueHeadDim); err != nil {
+		return err
+	}
+	if err := checkOutput("dst values", dst, x.Shape); err != nil {
+		return err
+	}
+	if dst.DType != x.DType {
+		return dtypeError("dst values", "%v for values in %v", dst.DType, x.DType)
+	}
+	return nil
+}
+
+// checkSamples checks x, then states, then that the parameters have an encoder.
+func checkSamples(p trellis.Params, states []uint16, x codec.Tensor) error {
+	if err := checkInput("samples", x, p.T); err != nil {
+		return err
+	}
+	if len(states) != x.Len() {
+		return shapeError("states", "%d states for %d samples", len(states), x.Len())
+	}
+	return trellisError("", p.ValidateEncoder())
+}
+
+// checkWeights checks that g is a geometry for p, that x is a matrix of it and that recon is one unless it is
+// the zero Tensor, and that p has an encoder of matrices.
+func checkWeights(p trellis.Params, recon, x codec.Tensor, g trellis.Geometry) error {
+	if err := g.Validate(p); err != nil {
+		return trellisError("weights", err)
+	}
+	if p.FreeEnds {
+		return &codec.Error{Err: codec.ErrParams, Index: codec.NoIndex, Reason: "free-ended blocks have no packed form"}
+	}
+	if err := x.Validate("weights"); err != nil {
+		return err
+	}
+	if len(x.Shape) != 2 || x.Shape[0] != g.Out || x.Shape[1] != g.In {
+		return shapeError("weights", "shape %v, want %v", slices.Clone(x.Shape), []int{g.Out, g.In})
+	}
+	if recon.DType != 0 || recon.Shape != nil || recon.Data != nil {
+		if err := checkOutput("reconstruction", recon, x.Shape); err != nil {
+			return err
+		}
+	}
+	return trellisError("", p.ValidateEncoder())
+}
+
+// checkMatrix checks that m is a packed matrix with parameters p, as far as decoding is concerned: the same L,
+// K, T and code, and slices of the exact lengths.
+func checkMatrix(p trellis.Params, m *trellis.Matrix) error {
+	if m == nil {
+		return shapeError("codes", "no matrix")
+	}
+	if q := m.Params; q.L != p.L || q.K != p.K || q.T != p.T || q.Code != p.Code {
+		return &codec.Error{Err: codec.ErrParams, Tensor: "codes", Index: codec.NoIndex,
+			Reason: fmt.Sprintf("packed with L=%d, K=%d, T=%d, code %v, not %d, %d, %d, %v", q.L, q.K, q.T, q.Code, p.L, p.K, p.T, p.Code)}
+	}
+	return trellisError("codes", m.Validate())
+}
+
+// checkRows checks that dst is a writable [n, In] tensor for rows first to first+n−1 of a valid matrix.
+func checkRows(dst codec.Tensor, m *trellis.Matrix, first int) error {
+	if err := dst.ValidateOutput("dst weights"); err != nil {
+		return err
+	}
+	if len(dst.Shape) != 2 || dst.Shape[1] != m.Geometry.In {
+		return shapeError("dst weights", "shape %v, want [rows, %d]", slices.Clone(dst.Shape), m.Geometry.In)
+	}
+	if n := dst.Shape[0]; first < 0 || n > m.Geometry.Out || first > m.Geometry.Out-n {
+		return shapeError("dst weights", "%d rows from row %d of %d", n, first, m.Geometry.Out)
+	}
+	return nil
+}
+
+// trellisError returns what package trellis refuses of the named operand as an *Error of the same meaning.
+func trellisError(tensor string, err error) error {
+	if err == nil {
+		return nil
+	}
+	e := &codec.Error{Err: codec.ErrShape, Tensor: tensor, Index: codec.NoIndex, Reason: err.Error()}
+	if errors.Is(err, trellis.ErrParams) || errors.Is(err, trellis.ErrUnknownCode) {
+		e.Err = codec.ErrParams
+	}
+	return e
+}
