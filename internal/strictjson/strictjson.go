@@ -1,6 +1,6 @@
-// Package strictjson decodes JSON that this module defines. Where encoding/json
-// is lax, it is not: unknown members, members in another case, members that
-// stand twice in one object, and anything after the value are errors.
+// Package strictjson reads JSON texts whose every byte counts: those that this
+// module defines, with Unmarshal, and those of other programs that are changed
+// in places, with ParseObject. Errors name the line and the field.
 package strictjson
 
 import (
@@ -8,81 +8,122 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 )
 
 // Unmarshal decodes text, one JSON value, into v, a pointer to what is made of
 // structs whose fields have json tags with their names, maps, slices, pointers
-// and scalars. On an error v may have been written to.
+// and scalars. Where encoding/json is lax, it is not: these are errors, at any
+// depth:
+//
+//   - a member that no field is named for, or in another case
+//   - a member that is missing, unless the field's tag has omitempty
+//   - two members of one name in one object
+//   - null
+//   - half of a surrogate pair, and bytes that are not UTF-8
+//   - anything after the value
+//
+// Errors are *Error. On an error v may have been written to.
 func Unmarshal(text []byte, v any) error {
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(v); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
+	t := reflect.TypeOf(v)
+	s := &scanner{text: text, strict: true, object: func(path []string, names map[string]bool) error {
+		return checkNames(typeAt(t, path), names)
+	}}
+	if err := s.document(); err != nil {
 		return err
 	}
-	if _, err := dec.Token(); err != io.EOF {
-		return errors.New("more than one JSON value")
+	err := json.Unmarshal(text, v)
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		s.path = []string{e.Field}
+		return s.fail(int(e.Offset), "%s where %s belongs", e.Value, kindName(e.Type))
 	}
-	return names(json.NewDecoder(bytes.NewReader(text)), reflect.TypeOf(v))
-}
-
-// names checks the names of members in the next value, which has been decoded
-// into a t.
-func names(dec *json.Decoder, t reflect.Type) error {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	token, err := dec.Token()
 	if err != nil {
-		return err
+		return s.fail(0, "%v", err)
 	}
-	switch token {
-	case json.Delim('{'):
-		seen := map[string]bool{}
-		for dec.More() {
-			key, err := dec.Token()
-			if err != nil {
-				return err
-			}
-			name := key.(string) // the decoder admits nothing else here
-			if seen[name] {
-				return fmt.Errorf("duplicate field %q", name)
-			}
-			seen[name] = true
-			member, ok := memberType(t, name)
-			if !ok {
-				return fmt.Errorf("unknown field %q", name)
-			}
-			if err := names(dec, member); err != nil {
-				return err
-			}
-		}
-		_, err = dec.Token()
-	case json.Delim('['):
-		for dec.More() {
-			if err := names(dec, t.Elem()); err != nil {
-				return err
-			}
-		}
-		_, err = dec.Token()
-	}
-	return err
+	return nil
 }
 
-// memberType returns the type of a member of a struct or map.
-func memberType(t reflect.Type, name string) (reflect.Type, bool) {
-	if t.Kind() == reflect.Map {
-		return t.Elem(), true
+// typeAt returns the type that the value at path is decoded into, or nil if
+// there is none.
+func typeAt(t reflect.Type, path []string) reflect.Type {
+	for {
+		for t != nil && t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		if t == nil || len(path) == 0 {
+			return t
+		}
+		name, isName := strings.CutPrefix(path[0], ".")
+		path = path[1:]
+		switch {
+		case isName && t.Kind() == reflect.Struct:
+			t = fieldOf(t, name)
+		case isName && t.Kind() == reflect.Map, !isName && (t.Kind() == reflect.Slice || t.Kind() == reflect.Array):
+			t = t.Elem()
+		default:
+			return nil // the decoder says so
+		}
+	}
+}
+
+// checkNames reports a member that t, a struct, has no field for, or a field
+// that has no member.
+func checkNames(t reflect.Type, names map[string]bool) error {
+	if t == nil || t.Kind() != reflect.Struct {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if fieldOf(t, name) == nil {
+			return fmt.Errorf("unknown field %q", name)
+		}
 	}
 	for i := range t.NumField() {
-		if tag, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ","); tag == name {
-			return t.Field(i).Type, true
+		name, options, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		if !names[name] && options != "omitempty" {
+			return fmt.Errorf("field %q is missing", name)
 		}
 	}
-	return nil, false
+	return nil
+}
+
+// fieldOf returns the type of the struct's field of a name in JSON, or nil.
+func fieldOf(t reflect.Type, name string) reflect.Type {
+	for i := range t.NumField() {
+		if tag, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ","); tag == name {
+			return t.Field(i).Type
+		}
+	}
+	return nil
+}
+
+// kindName says in JSON's words what a type is.
+func kindName(t reflect.Type) string {
+	switch k := t.Kind(); {
+	case k == reflect.Struct || k == reflect.Map:
+		return "an object"
+	case k == reflect.Slice || k == reflect.Array:
+		return "an array"
+	case k == reflect.String:
+		return "a string"
+	case k == reflect.Bool:
+		return "true or false"
+	case reflect.Int <= k && k <= reflect.Uint64:
+		return "an integer of type " + t.String()
+	}
+	return "a " + t.String()
+}
+
+// unquote returns what a well-formed JSON string says.
+func unquote(raw []byte) string {
+	if bytes.IndexByte(raw, '\\') < 0 {
+		return string(raw[1 : len(raw)-1])
+	}
+	var s string
+	if err := json.Unmarshal(raw, &s); err != nil {
+		panic(err) // the scanner has checked it
+	}
+	return s
 }
