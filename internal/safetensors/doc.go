@@ -13,10 +13,11 @@
 //
 // Reading is strict where JSON readers are commonly lax. Duplicate keys,
 // numbers with a fraction or an exponent, unknown fields of a tensor,
-// metadata that is not a string, and shapes whose product leaves 63 bits
-// (zero dimensions left out of the product) are errors. Tensors of no elements
-// and scalars (shape []) are valid. Element types narrower than a byte are not
-// supported.
+// metadata that is not a string, half of a surrogate pair, and shapes whose
+// product leaves 63 bits (zero dimensions left out of the product) are errors.
+// Tensors of no elements and scalars (shape []) are valid, and metadata may be
+// null. docs/format.md lists what the public implementation accepts and this
+// package does not.
 //
 // # Why not a library
 //

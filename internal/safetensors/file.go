@@ -24,23 +24,26 @@ type File struct {
 
 // Open opens the named file and reads its header.
 // Errors wrap ErrFormat, ErrNotSafetensors or the error of the system.
+// What is not a regular file is not opened: that of a pipe would wait.
 func Open(path string) (*File, error) {
-	f, err := os.Open(path)
+	st, err := os.Stat(path)
 	if err != nil {
-		return nil, &Error{File: path, Err: pathless(err)}
-	}
-	st, err := f.Stat()
-	if err != nil {
-		f.Close()
 		return nil, &Error{File: path, Err: pathless(err)}
 	}
 	if !st.Mode().IsRegular() {
-		f.Close()
 		reason := "not a regular file"
 		if st.IsDir() {
 			reason = "it is a directory"
 		}
 		return nil, &Error{File: path, Reason: reason, Err: ErrNotSafetensors}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, &Error{File: path, Err: pathless(err)}
+	}
+	if st, err = f.Stat(); err != nil {
+		f.Close()
+		return nil, &Error{File: path, Err: pathless(err)}
 	}
 	file, e := newFile(f, st.Size())
 	if e != nil {
@@ -189,6 +192,23 @@ func (f *File) ReadInto(dst []byte, name string) error {
 		return &Error{File: f.path, Tensor: name, Reason: fmt.Sprintf("a buffer of %d for %d", len(dst), t.Size), Err: ErrLength}
 	}
 	if err := readAt(f.r, dst, t.Offset); err != nil {
+		return &Error{File: f.path, Tensor: name, Err: fmt.Errorf("reading its data: %w", err)}
+	}
+	return nil
+}
+
+// ReadPart fills dst with the named tensor's bytes from offset off. Errors wrap
+// ErrNoTensor, ErrLength where dst reaches past the tensor's end, or the error
+// of the read.
+func (f *File) ReadPart(dst []byte, name string, off int64) error {
+	t, err := f.find(name)
+	if err != nil {
+		return err
+	}
+	if off < 0 || off > t.Size || int64(len(dst)) > t.Size-off {
+		return &Error{File: f.path, Tensor: name, Reason: fmt.Sprintf("%d from byte %d of %d", len(dst), off, t.Size), Err: ErrLength}
+	}
+	if err := readAt(f.r, dst, t.Offset+off); err != nil {
 		return &Error{File: f.path, Tensor: name, Err: fmt.Errorf("reading its data: %w", err)}
 	}
 	return nil

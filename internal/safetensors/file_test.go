@@ -25,6 +25,16 @@ func build(header string, n int) []byte {
 	return append(b, make([]byte, n)...)
 }
 
+// memory is a file in memory.
+type memory struct{ b []byte }
+
+func (m *memory) WriteAt(p []byte, off int64) (int, error) {
+	if n := int(off) + len(p); n > len(m.b) {
+		m.b = append(m.b, make([]byte, n-len(m.b))...)
+	}
+	return copy(m.b[off:], p), nil
+}
+
 func openBytes(b []byte) (*File, error) { return NewFile(bytes.NewReader(b), int64(len(b))) }
 
 func TestMalformed(t *testing.T) {
@@ -48,6 +58,8 @@ func TestMalformed(t *testing.T) {
 		{"array", build("[]", 0), "", "does not begin with '{'"},
 		{"null", build("null", 0), "", "does not begin with '{'"},
 		{"half a surrogate", build(`{"\ud800.k":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`, 0), "", "half a surrogate pair"},
+		{"half a surrogate and an escaped backslash", build(`{"\ud800\\ufffd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1), "", "half a surrogate pair"},
+		{"half a surrogate and the character it becomes", build(`{"\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\ufffd":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`, 0), "", "half a surrogate pair"},
 		{"half a surrogate in metadata", build(`{"__metadata__":{"a":"\ufffd\uDC00"}}`, 0), "", "half a surrogate pair"},
 		{"not UTF-8", build("{\"a\xff\":{}}", 0), "", "not UTF-8"},
 		{"NUL padding", build("{}\x00\x00", 0), "", "after the closing brace"},
@@ -76,7 +88,9 @@ func TestMalformed(t *testing.T) {
 		{"unknown field", build(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"strides":[1]}}`, 1), "a", `unknown field "strides"`},
 		{"unknown dtype", build(`{"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}}`, 4), "a", `unknown dtype "F31"`},
 		{"dtype in lower case", build(`{"a":{"dtype":"f32","shape":[1],"data_offsets":[0,4]}}`, 4), "a", "unknown dtype"},
-		{"sub-byte dtype", build(`{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}`, 1), "a", "unknown dtype"},
+		{"half a byte", build(`{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}`, 2), "a", "ends within a byte"},
+		{"part of a byte", build(`{"a":{"dtype":"F6_E3M2","shape":[2],"data_offsets":[0,2]}}`, 2), "a", "ends within a byte"},
+		{"nibbles past 2^63 bytes", build(`{"a":{"dtype":"F4","shape":[4294967296,4294967296,2],"data_offsets":[0,0]}}`, 0), "a", "overflows 63 bits"},
 		{"dtype number", build(`{"a":{"dtype":8,"shape":[1],"data_offsets":[0,1]}}`, 1), "a", "8 where a string belongs"},
 
 		{"shape number", build(`{`+u8("a", "1", "[0,1]")+`}`, 1), "a", "shape: "},
@@ -202,6 +216,13 @@ func TestValid(t *testing.T) {
 		{"nothing", `{}`, 0, nil},
 		{"white space", "{ \"a\" :\t{\"shape\":[ ],\n\"data_offsets\":[0 , 8],\"dtype\":\"F64\"}}\r\n ", 8,
 			[]Info{{"a", F64, []int{}, 0, 8}}},
+		{"null metadata", `{"__metadata__" : null,"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1,
+			[]Info{{"a", U8, []int{1}, 0, 1}}},
+		{"a replacement character", `{"\ufffd\\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1,
+			[]Info{{"\ufffd" + `\ud800`, U8, []int{1}, 0, 1}}},
+		{"narrow elements", `{"a":{"dtype":"F4","shape":[3,2],"data_offsets":[0,3]},"b":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[3,6]},` +
+			`"c":{"dtype":"F6_E3M2","shape":[8],"data_offsets":[6,12]},"d":{"dtype":"F4","shape":[3,0],"data_offsets":[12,12]}}`, 12,
+			[]Info{{"a", F4, []int{3, 2}, 0, 3}, {"b", F6E2M3, []int{4}, 3, 3}, {"c", F6E3M2, []int{8}, 6, 6}, {"d", F4, []int{3, 0}, 12, 0}}},
 		{"empty name", `{"":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1,
 			[]Info{{"", U8, []int{1}, 0, 1}}},
 		{"any order, empty tensors anywhere",
@@ -251,14 +272,14 @@ func TestByteOrder(t *testing.T) {
 	if x := math.Float32frombits(binary.LittleEndian.Uint32(b)); x != 1.5 {
 		t.Errorf("f32 %v, want 1.5", x)
 	}
-	var out bytes.Buffer
-	w, err := NewWriter(&out, nil, f.Tensors())
+	var out memory
+	w, err := NewWriterAt(&out, nil, f.Tensors())
 	if err != nil {
 		t.Fatal(err)
 	}
 	copyTensors(t, w, f)
-	if !bytes.Equal(out.Bytes(), file) {
-		t.Errorf("rewritten:\n% x, want\n% x", out.Bytes(), file)
+	if !bytes.Equal(out.b, file) {
+		t.Errorf("rewritten:\n% x, want\n% x", out.b, file)
 	}
 }
 
@@ -503,13 +524,13 @@ func FuzzOpen(f *testing.F) {
 			}
 			return
 		}
-		var buf bytes.Buffer
-		w, err := NewWriter(&buf, in.Metadata(), in.Tensors())
+		var buf memory
+		w, err := NewWriterAt(&buf, in.Metadata(), in.Tensors())
 		if err != nil {
 			t.Fatal(err)
 		}
 		copyTensors(t, w, in)
-		out, err := openBytes(buf.Bytes())
+		out, err := openBytes(buf.b)
 		if err != nil {
 			t.Fatalf("rewritten: %v", err)
 		}

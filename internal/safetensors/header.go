@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/turbotrellis/turbotrellis/internal/strictjson"
 )
 
 const (
@@ -30,15 +32,16 @@ type Info struct {
 	Size   int64 // bytes of data
 }
 
-// dataSize returns the bytes that a tensor of dtype d and the given shape takes.
+// DataSize returns the bytes that a tensor of type d and the given shape takes.
 // It refuses products past 63 bits even where another dimension is zero, so
-// that no caller's product of some of the dimensions overflows.
-func dataSize(d DType, shape []int) (int64, error) {
-	size := uint64(d.Size())
-	if size == 0 {
+// that no caller's product of some of the dimensions overflows, and tensors of
+// a type narrower than a byte that end within one.
+func (d DType) DataSize(shape []int) (int64, error) {
+	if d.Bits() == 0 {
 		return 0, fmt.Errorf("unknown dtype %q", string(d))
 	}
-	empty := false
+	elements, empty := uint64(1), false
+	var over uint64
 	for i, n := range shape {
 		if n < 0 {
 			return 0, fmt.Errorf("dimension %d of shape %v is negative", i, shape)
@@ -47,14 +50,19 @@ func dataSize(d DType, shape []int) (int64, error) {
 			empty = true
 			continue
 		}
-		hi, lo := bits.Mul64(size, uint64(n))
-		if hi != 0 || lo > math.MaxInt64 {
+		if over, elements = bits.Mul64(elements, uint64(n)); over != 0 {
 			return 0, fmt.Errorf("the size of %s %v overflows 63 bits", d, shape)
 		}
-		size = lo
 	}
-	if empty {
+	hi, lo := bits.Mul64(elements, uint64(d.Bits()))
+	size := hi<<61 | lo>>3
+	switch {
+	case hi>>3 != 0 || size > math.MaxInt64:
+		return 0, fmt.Errorf("the size of %s %v overflows 63 bits", d, shape)
+	case empty:
 		return 0, nil
+	case lo%8 != 0:
+		return 0, fmt.Errorf("%s %v ends within a byte", d, shape)
 	}
 	return int64(size), nil
 }
@@ -81,6 +89,9 @@ func parseHeader(header []byte, payload int64) (map[string]string, []Info, *Erro
 				return &Error{Tensor: key, Reason: err.Error(), Err: ErrFormat}
 			}
 			infos = append(infos, info)
+			return nil
+		}
+		if p.null() { // as written by a program that has no metadata
 			return nil
 		}
 		meta = make(map[string]string)
@@ -188,7 +199,7 @@ func (p *parser) tensor(name string, payload int64) (Info, error) {
 	if have != 3 { // three distinct known fields are all of them
 		return t, errors.New("dtype, shape or data_offsets is missing")
 	}
-	if t.Size, err = dataSize(t.DType, t.Shape); err != nil {
+	if t.Size, err = t.DType.DataSize(t.Shape); err != nil {
 		return t, err
 	}
 	if begin > end {
@@ -258,15 +269,20 @@ func (p *parser) string() (string, error) {
 		return "", p.unexpected(t, "a string")
 	}
 	// The decoder replaces half of a surrogate pair, which would rename a tensor.
-	const replacement = "\ufffd"
-	if n := strings.Count(s, replacement); n > 0 {
-		raw := strings.ToLower(string(p.header[start:p.dec.InputOffset()]))
-		if n <= strings.Count(raw, replacement)+strings.Count(raw, `\ufffd`) {
-			return s, nil
-		}
-		return "", fmt.Errorf("half a surrogate pair in string %q", s)
+	if strings.ContainsRune(s, utf8.RuneError) && strictjson.HalfSurrogate(p.header[start:p.dec.InputOffset()]) {
+		return "", fmt.Errorf("header byte %d: half a surrogate pair in string %q", start, s)
 	}
 	return s, nil
+}
+
+// null consumes the next value if it is null.
+func (p *parser) null() bool {
+	rest := bytes.TrimLeft(p.header[p.dec.InputOffset():], ": \t\r\n")
+	if !bytes.HasPrefix(rest, []byte("null")) {
+		return false
+	}
+	_, err := p.dec.Token()
+	return err == nil
 }
 
 // integer reads an integer in [0, 2^bits).

@@ -1,6 +1,7 @@
 package safetensors
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -12,8 +13,6 @@ import (
 // Writer writes a safetensors file whose tensors are declared up front.
 // It holds the header and no data.
 type Writer struct {
-	seq     bool // tensors must be written in order
-	next    int  // with seq, tensors before this one are complete
 	infos   []Info
 	tensors []TensorWriter
 	index   map[string]int
@@ -27,31 +26,15 @@ type TensorWriter struct {
 	done atomic.Int64 // bytes written
 }
 
-// NewWriter writes a header of the given metadata and tensors to w and
-// returns a Writer that takes the tensors one after another. Only names, dtypes
-// and shapes of infos are read. The header is the same for the same arguments:
-// tensors and their data in the order given, metadata in the order of its keys,
-// padded with spaces to a multiple of 8 bytes. An order of wide elements before
-// narrow ones leaves every tensor aligned.
+// NewWriterAt writes a header of the given metadata and tensors to w, at offset
+// 0, and returns a Writer of the tensors, which may be written in any order,
+// different ones also concurrently. Only names, dtypes and shapes of infos are
+// read. The header is the same for the same arguments: tensors and their data
+// in the order given, metadata in the order of its keys, padded with spaces to
+// a multiple of 8 bytes. An order of wide elements before narrow ones leaves
+// every tensor aligned.
 //
 // Errors wrap ErrFormat, for what no file may hold, or the error of the write.
-func NewWriter(w io.Writer, metadata map[string]string, infos []Info) (*Writer, error) {
-	sw, header, err := layout(metadata, infos)
-	if err != nil {
-		return nil, err
-	}
-	sw.seq = true
-	for i := range sw.tensors {
-		sw.tensors[i].dst = w
-	}
-	if _, err := writeFull(w, header); err != nil {
-		return nil, &Error{Err: fmt.Errorf("writing the header: %w", err)}
-	}
-	return sw, nil
-}
-
-// NewWriterAt is NewWriter for tensors written in any order, different ones
-// also concurrently. The file starts at offset 0 of w.
 func NewWriterAt(w io.WriterAt, metadata map[string]string, infos []Info) (*Writer, error) {
 	sw, header, err := layout(metadata, infos)
 	if err != nil {
@@ -86,7 +69,7 @@ func layout(metadata map[string]string, infos []Info) (*Writer, []byte, error) {
 		}
 		w.index[t.Name] = i
 		var err error
-		if t.Size, err = dataSize(t.DType, t.Shape); err != nil {
+		if t.Size, err = t.DType.DataSize(t.Shape); err != nil {
 			return nil, nil, malformed(t.Name, "%v", err)
 		}
 		// Leave room for the header, so that every offset fits.
@@ -127,45 +110,65 @@ func writeFull(w io.Writer, p []byte) (int, error) {
 func (w *Writer) Tensors() []Info { return slices.Clone(w.infos) }
 
 // Tensor returns the writer of the named tensor. Further calls return the same
-// one, which goes on where it stopped. A Writer from NewWriter demands
-// that all tensors before this one are complete.
-// Errors wrap ErrNoTensor, or ErrLength where an earlier tensor is incomplete.
+// one, which continues where it stopped. The error wraps ErrNoTensor.
 func (w *Writer) Tensor(name string) (*TensorWriter, error) {
 	i, ok := w.index[name]
 	if !ok {
 		return nil, &Error{Tensor: name, Err: ErrNoTensor}
 	}
-	if w.seq && i > w.next {
-		if err := w.complete(w.next, i); err != nil {
-			return nil, err
-		}
-		w.next = i
-	}
 	return &w.tensors[i], nil
 }
 
 // Keep declares the named tensor complete as it is in the file, for a Writer
-// from NewWriterAt that goes on with a file begun earlier with the same
-// arguments. The error wraps ErrNoTensor.
+// that continues a file begun earlier with the same arguments. The error wraps
+// ErrNoTensor.
 func (w *Writer) Keep(name string) error {
 	t, err := w.Tensor(name)
 	if err != nil {
 		return err
 	}
-	if w.seq {
-		return &Error{Tensor: name, Reason: "a sequential writer has nothing to keep", Err: ErrLength}
-	}
 	t.done.Store(t.info.Size)
+	return nil
+}
+
+// copyBytes is how much of a tensor Copy holds.
+const copyBytes = 1 << 20
+
+// Copy writes the named tensor of f, which must have as many bytes here, as it
+// is. It calls progress, if that is not nil, with the bytes of each piece that
+// is written. Once ctx is done it returns its cause.
+func (w *Writer) Copy(ctx context.Context, f *File, name string, progress func(n int64)) error {
+	t, err := w.Tensor(name)
+	if err != nil {
+		return err
+	}
+	src, err := f.find(name)
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, min(src.Size, copyBytes))
+	for off := int64(0); off < src.Size; off += int64(len(buf)) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		buf = buf[:min(src.Size-off, copyBytes)]
+		if err := f.ReadPart(buf, name, off); err != nil {
+			return err
+		}
+		if _, err := t.Write(buf); err != nil {
+			return err
+		}
+		if progress != nil {
+			progress(int64(len(buf)))
+		}
+	}
 	return nil
 }
 
 // Close checks that every tensor is complete; it does not close the underlying
 // writer. The error wraps ErrLength.
-func (w *Writer) Close() error { return w.complete(0, len(w.tensors)) }
-
-// complete checks that tensors from to to-1 are complete.
-func (w *Writer) complete(from, to int) error {
-	for i := from; i < to; i++ {
+func (w *Writer) Close() error {
+	for i := range w.tensors {
 		t := &w.tensors[i]
 		if done := t.done.Load(); done != t.info.Size {
 			return &Error{Tensor: t.info.Name, Reason: fmt.Sprintf("%d of %d written", done, t.info.Size), Err: ErrLength}

@@ -2,7 +2,9 @@ package safetensors
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math"
@@ -10,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/turbotrellis/turbotrellis/pack"
 )
 
 // The public implementation's files come out byte for byte.
@@ -81,13 +85,13 @@ func TestVectorFiles(t *testing.T) {
 			return err
 		}
 		defer f.Close()
-		var buf bytes.Buffer
-		w, err := NewWriter(&buf, f.Metadata(), f.Tensors())
+		var buf memory
+		w, err := NewWriterAt(&buf, f.Metadata(), f.Tensors())
 		if err != nil {
 			return err
 		}
 		copyTensors(t, w, f)
-		out, err := openBytes(buf.Bytes())
+		out, err := openBytes(buf.b)
 		if err != nil {
 			return err
 		}
@@ -103,7 +107,8 @@ func TestVectorFiles(t *testing.T) {
 	t.Logf("%d files", files)
 }
 
-// rewrite checks that both writers reproduce the file at path byte for byte.
+// rewrite checks that the writer reproduces the file at path byte for byte,
+// tensors written in order and last first.
 func rewrite(t *testing.T, path string) {
 	t.Helper()
 	want, err := os.ReadFile(path)
@@ -115,13 +120,13 @@ func rewrite(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	var buf bytes.Buffer
-	w, err := NewWriter(&buf, f.Metadata(), f.Tensors())
+	var buf memory
+	w, err := NewWriterAt(&buf, f.Metadata(), f.Tensors())
 	if err != nil {
 		t.Fatal(err)
 	}
 	copyTensors(t, w, f)
-	if !bytes.Equal(buf.Bytes(), want) {
+	if !bytes.Equal(buf.b, want) {
 		t.Errorf("%s: rewritten file differs", path)
 	}
 
@@ -160,8 +165,8 @@ func rewrite(t *testing.T, path string) {
 }
 
 func TestHeaderBytes(t *testing.T) {
-	var buf bytes.Buffer
-	w, err := NewWriter(&buf, map[string]string{"b": "2", "a": "1", "c": "<"}, []Info{
+	var buf memory
+	w, err := NewWriterAt(&buf, map[string]string{"b": "2", "a": "1", "c": "<"}, []Info{
 		{Name: "z", DType: U8, Shape: []int{1, 3}, Offset: -5, Size: 99},
 		{Name: "e", DType: F32, Shape: []int{0}},
 		{Name: "a\"", DType: F16},
@@ -176,8 +181,8 @@ func TestHeaderBytes(t *testing.T) {
 	for len(header)%8 != 0 {
 		header += " "
 	}
-	if want := build(header, 0); !bytes.Equal(buf.Bytes(), want) {
-		t.Errorf("got  %q\nwant %q", buf.Bytes(), want)
+	if want := build(header, 0); !bytes.Equal(buf.b, want) {
+		t.Errorf("got  %q\nwant %q", buf.b, want)
 	}
 	data := int64(8 + len(header))
 	for i, want := range []Info{{Offset: data, Size: 3}, {Offset: data + 3}, {Offset: data + 3, Size: 2}} {
@@ -197,7 +202,7 @@ func TestDeclarations(t *testing.T) {
 		{"declared twice", nil, []Info{{Name: "a", DType: U8}, {Name: "b", DType: U8}, {Name: "a", DType: U8}}},
 		{"reserved name", nil, []Info{{Name: "__metadata__", DType: U8}}},
 		{"no dtype", nil, []Info{{Name: "a"}}},
-		{"unknown dtype", nil, []Info{{Name: "a", DType: "F4"}}},
+		{"unknown dtype", nil, []Info{{Name: "a", DType: "F5"}}},
 		{"negative dimension", nil, []Info{{Name: "a", DType: U8, Shape: []int{0, -1}}}},
 		{"product past 63 bits", nil, []Info{{Name: "a", DType: U16, Shape: []int{1 << 30, 1 << 30, 4}}}},
 		{"sum past 63 bits", nil, []Info{{Name: "a", DType: U8, Shape: []int{1 << 30, 1 << 30, 4}}, {Name: "b", DType: U8, Shape: []int{1 << 30, 1 << 30, 4}}}},
@@ -208,13 +213,13 @@ func TestDeclarations(t *testing.T) {
 		{"header over the limit", map[string]string{"a": long}, nil},
 	}
 	for _, tt := range tests {
-		var buf bytes.Buffer
-		_, err := NewWriter(&buf, tt.meta, tt.infos)
+		var buf memory
+		_, err := NewWriterAt(&buf, tt.meta, tt.infos)
 		if _, ok := err.(*Error); !ok || !errors.Is(err, ErrFormat) {
 			t.Errorf("%s: error %v, want ErrFormat", tt.name, err)
 		}
-		if buf.Len() != 0 {
-			t.Errorf("%s: %d bytes written", tt.name, buf.Len())
+		if len(buf.b) != 0 {
+			t.Errorf("%s: %d bytes written", tt.name, len(buf.b))
 		}
 	}
 }
@@ -225,23 +230,17 @@ func TestWriteLengths(t *testing.T) {
 		{Name: "a", DType: U8, Shape: []int{3}},
 		{Name: "b", DType: U8, Shape: []int{2}},
 	}
-	var buf bytes.Buffer
-	w, err := NewWriter(&buf, nil, infos)
+	var buf memory
+	w, err := NewWriterAt(&buf, nil, infos)
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := buf.Len()
+	start := len(buf.b)
 	if err := w.Close(); !errors.Is(err, ErrLength) {
 		t.Errorf("Close with nothing written: %v", err)
 	}
-	if _, err := w.Tensor("b"); !errors.Is(err, ErrLength) {
-		t.Errorf("b before a: %v", err)
-	}
 	if _, err := w.Tensor("c"); !errors.Is(err, ErrNoTensor) {
 		t.Errorf("undeclared: %v", err)
-	}
-	if err := w.Keep("a"); !errors.Is(err, ErrLength) {
-		t.Errorf("Keep of a sequential writer: %v", err)
 	}
 	a, err := w.Tensor("a")
 	if err != nil {
@@ -252,9 +251,6 @@ func TestWriteLengths(t *testing.T) {
 	}
 	if _, err := a.Write([]byte{1, 2}); err != nil {
 		t.Fatal(err)
-	}
-	if _, err := w.Tensor("b"); !errors.Is(err, ErrLength) {
-		t.Errorf("b within a: %v", err)
 	}
 	if _, err := a.Write([]byte{3}); err != nil {
 		t.Fatal(err)
@@ -279,7 +275,7 @@ func TestWriteLengths(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
-	if got := buf.Bytes()[start:]; !bytes.Equal(got, []byte{1, 2, 3, 5, 6}) {
+	if got := buf.b[start:]; !bytes.Equal(got, []byte{1, 2, 3, 5, 6}) {
 		t.Errorf("payload % d", got)
 	}
 }
@@ -335,35 +331,32 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// fullWriter takes n bytes and then fails.
-type fullWriter struct{ n int }
+// fullDisk has room for n bytes.
+type fullDisk struct{ n int64 }
 
 var errFull = errors.New("no space left")
 
-func (w *fullWriter) Write(p []byte) (int, error) {
-	if len(p) > w.n {
-		n := w.n
-		w.n = 0
-		return n, errFull
+func (w fullDisk) WriteAt(p []byte, off int64) (int, error) {
+	if off+int64(len(p)) > w.n {
+		return int(max(0, w.n-off)), errFull
 	}
-	w.n -= len(p)
 	return len(p), nil
 }
 
-// shortWriter breaks the contract of io.Writer.
+// shortWriter breaks the contract of io.WriterAt.
 type shortWriter struct{}
 
-func (shortWriter) Write(p []byte) (int, error) { return len(p) - 1, nil }
+func (shortWriter) WriteAt(p []byte, _ int64) (int, error) { return len(p) - 1, nil }
 
 func TestWriteErrors(t *testing.T) {
 	infos := []Info{{Name: "a", DType: U8, Shape: []int{100}}}
-	if _, err := NewWriter(&fullWriter{10}, nil, infos); !errors.Is(err, errFull) {
+	if _, err := NewWriterAt(fullDisk{10}, nil, infos); !errors.Is(err, errFull) {
 		t.Errorf("header on a full disk: %v", err)
 	}
-	if _, err := NewWriter(shortWriter{}, nil, infos); !errors.Is(err, io.ErrShortWrite) {
+	if _, err := NewWriterAt(shortWriter{}, nil, infos); !errors.Is(err, io.ErrShortWrite) {
 		t.Errorf("short write: %v", err)
 	}
-	w, err := NewWriter(&fullWriter{100}, nil, infos)
+	w, err := NewWriterAt(fullDisk{100}, nil, infos)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,8 +373,69 @@ func TestWriteErrors(t *testing.T) {
 	}
 }
 
+// Copy carries every byte over, the last one of a piece of one byte, too.
+func TestCopy(t *testing.T) {
+	for _, n := range []int{0, 1, 2, copyBytes - 1, copyBytes, copyBytes + 1, 2*copyBytes + 1} {
+		header := fmt.Sprintf(`{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[%d],"data_offsets":[1,%d]}}`, n, n+1)
+		src := build(header, n+1)
+		data := src[len(src)-n:]
+		for i := range data {
+			data[i] = byte(i>>12 ^ i*7 + 1)
+		}
+		f, err := openBytes(src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var dst memory
+		w, err := NewWriterAt(&dst, nil, f.Tensors()[1:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		var done int64
+		if err := errors.Join(w.Copy(t.Context(), f, "a", func(n int64) { done += n }), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if got := dst.b[len(dst.b)-n:]; !bytes.Equal(got, data) || done != int64(n) {
+			t.Errorf("%d bytes: the copy differs, or its progress: %d", n, done)
+		}
+	}
+}
+
+func TestCopyErrors(t *testing.T) {
+	src := build(`{"a":{"dtype":"U8","shape":[100],"data_offsets":[0,100]}}`, 100)
+	f, err := openBytes(src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := NewWriterAt(new(memory), nil, []Info{{Name: "a", DType: U8, Shape: []int{2}}, {Name: "b", DType: U8}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := errors.New("gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
+	if err := w.Copy(ctx, f, "a", nil); err != gone {
+		t.Errorf("with its context done: %v", err)
+	}
+	for name, want := range map[string]error{"a": ErrLength, "b": ErrNoTensor, "c": ErrNoTensor} {
+		if err := w.Copy(t.Context(), f, name, nil); !errors.Is(err, want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	short, err := NewFile(bytes.NewReader(src[:len(src)-1]), int64(len(src)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w, err = NewWriterAt(new(memory), nil, f.Tensors()); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Copy(t.Context(), short, "a", nil); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a source that has shrunk: %v", err)
+	}
+}
+
 func TestWriterHoldsNothing(t *testing.T) {
-	w, err := NewWriter(io.Discard, nil, []Info{{Name: "a", DType: F64, Shape: []int{1 << 27}}})
+	w, err := NewWriterAt(fullDisk{math.MaxInt64}, nil, []Info{{Name: "a", DType: F64, Shape: []int{1 << 27}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -400,10 +454,18 @@ func TestWriterHoldsNothing(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
-	if DType("F4").Size() != 0 || DType("").Size() != 0 {
-		t.Error("an unknown dtype has a size")
+	if DType("F5").Bits() != 0 || DType("").Bits() != 0 || F4.Size() != 0 {
+		t.Error("an unknown dtype has bits, or F4 whole bytes")
 	}
-	if n, err := dataSize(U8, []int{math.MaxInt}); err != nil || n != math.MaxInt {
+	if n, err := U8.DataSize([]int{math.MaxInt}); err != nil || n != math.MaxInt {
 		t.Errorf("largest size: %d, %v", n, err)
+	}
+	for _, d := range []pack.DType{pack.F32, pack.F16, pack.BF16} {
+		if got, ok := DTypeOf(d).Float(); !ok || got != d || DTypeOf(d).Size() != d.Size() {
+			t.Errorf("%v is %q in a file", d, DTypeOf(d))
+		}
+	}
+	if _, ok := F64.Float(); ok || DTypeOf(0) != "" {
+		t.Error("F64 or the zero type is taken")
 	}
 }

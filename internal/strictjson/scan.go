@@ -98,10 +98,11 @@ type scanner struct {
 	depth  int
 	path   []string // of the value at hand: ".name" and "[index]"
 	python bool     // NaN and infinities are values
-	strict bool     // no null, half surrogate or name that stands twice, at any depth
+	strict bool     // no half surrogate or name that stands twice at any depth, no null but as a member
 	top    *Object  // receives the outermost object's members, if not nil
 
-	// object is called in every object with the names it has. It may be nil.
+	// object is called in every object with its members' names, true unless
+	// the value is null. It may be nil.
 	object func(path []string, names map[string]bool) error
 }
 
@@ -221,10 +222,9 @@ func (s *scanner) members() error {
 		if m.Key, err = s.string(s.strict || top != nil); err != nil {
 			return err
 		}
-		if seen[m.Key] && (s.strict || top != nil) {
+		if _, twice := seen[m.Key]; twice && (s.strict || top != nil) {
 			return s.fail(m.Start, "duplicate field %q", m.Key)
 		}
-		seen[m.Key] = true
 		m.Colon = s.at
 		s.blanks()
 		if s.peek() != ':' {
@@ -234,7 +234,11 @@ func (s *scanner) members() error {
 		s.blanks()
 		m.Value = s.at
 		s.path = append(s.path, "."+m.Key)
-		if err := s.value(); err != nil {
+		null := bytes.HasPrefix(s.text[s.at:], []byte("null"))
+		seen[m.Key] = !null
+		if null {
+			s.at += len("null")
+		} else if err := s.value(); err != nil {
 			return err
 		}
 		s.path = s.path[:len(s.path)-1]

@@ -20,9 +20,10 @@ import (
 // depth:
 //
 //   - a member that no field is named for, or in another case
-//   - a member that is missing, unless the field's tag has omitempty
+//   - a member that is missing or null, unless the field has omitempty in its
+//     json tag or the tag strictjson:"optional"
 //   - two members of one name in one object
-//   - null
+//   - null in an array or a map, or by itself
 //   - half of a surrogate pair, and bytes that are not UTF-8
 //   - anything after the value
 //
@@ -69,20 +70,26 @@ func typeAt(t reflect.Type, path []string) reflect.Type {
 	}
 }
 
-// checkNames reports a member that t, a struct, has no field for, or a field
-// that has no member.
+// checkNames checks the names of an object's members against t, what it is
+// decoded into. A name is false if the value is null.
 func checkNames(t reflect.Type, names map[string]bool) error {
-	if t == nil || t.Kind() != reflect.Struct {
+	if t == nil || t.Kind() != reflect.Struct && t.Kind() != reflect.Map {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		if fieldOf(t, name) == nil {
+		switch {
+		case t.Kind() == reflect.Map && !names[name]:
+			return fmt.Errorf("null where the value of %q belongs", name)
+		case t.Kind() == reflect.Struct && fieldOf(t, name) == nil:
 			return fmt.Errorf("unknown field %q", name)
 		}
 	}
-	for i := range t.NumField() {
-		name, options, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
-		if !names[name] && options != "omitempty" {
+	if t.Kind() == reflect.Map {
+		return nil
+	}
+	for f := range t.Fields() {
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if !names[name] && options != "omitempty" && f.Tag.Get("strictjson") != "optional" {
 			return fmt.Errorf("field %q is missing", name)
 		}
 	}
@@ -91,9 +98,9 @@ func checkNames(t reflect.Type, names map[string]bool) error {
 
 // fieldOf returns the type of the struct's field of a name in JSON, or nil.
 func fieldOf(t reflect.Type, name string) reflect.Type {
-	for i := range t.NumField() {
-		if tag, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ","); tag == name {
-			return t.Field(i).Type
+	for f := range t.Fields() {
+		if tag, _, _ := strings.Cut(f.Tag.Get("json"), ","); tag == name {
+			return f.Type
 		}
 	}
 	return nil

@@ -18,7 +18,7 @@ type inner struct {
 type outer struct {
 	Bits  int               `json:"bits"`
 	Inner *inner            `json:"inner,omitempty"`
-	List  []inner           `json:"list,omitempty"`
+	List  []inner           `json:"list" strictjson:"optional"`
 	Map   map[string]string `json:"map,omitempty"`
 }
 
@@ -31,6 +31,17 @@ func TestUnmarshal(t *testing.T) {
 	l, l0 := 12, 3
 	want := outer{2, &inner{L: &l}, []inner{{L: &l0, Code: "😀"}}, map[string]string{"bits": "a", "Bits": "b"}}
 	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// A field that is null is absent.
+func TestNull(t *testing.T) {
+	var got outer
+	if err := Unmarshal([]byte(`{"bits":1,"inner":null,"list":null,"map":null}`), &got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(outer{Bits: 1}, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -53,9 +64,13 @@ func TestRefuses(t *testing.T) {
 		{`{"bits":2,"bits":2}`, `line 1, column 11: duplicate field "bits"`},
 		{`{"bits":1,"inner":{"L":1,"\u004c":2}}`, `inner: duplicate field "L"`},
 		{`{"bits":1,"map":{"a":"1","a":"1"}}`, `map: duplicate field "a"`},
-		{`{"bits":null}`, "bits: null where a value belongs"},
-		{`{"bits":1,"inner":null}`, "inner: null"},
-		{`{"bits":1,"list":null}`, "list: null"},
+		{`null`, "null where a value belongs"},
+		{`{"bits":null}`, `field "bits" is missing`},
+		{`{"bits":1,"more":null}`, `unknown field "more"`},
+		{`{"bits":1,"bits":null}`, `duplicate field "bits"`},
+		{`{"bits":1,"list":[null]}`, "list[0]: null where a value belongs"},
+		{`{"bits":1,"map":{"a":null}}`, `map: null where the value of "a" belongs`},
+		{`{"bits":1,"list":nulls}`, "'s' where a comma or a brace belongs"},
 		{`{"bits":NaN}`, "bits: NaN is not JSON"},
 		{`{"bits":-Infinity}`, "bits: -Infinity is not a number"},
 		{`{"bits":1,"map":{"\ud800":"a"}}`, "map: half a surrogate pair"},
