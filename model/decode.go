@@ -45,7 +45,7 @@ func (m *Model) buildDecode(out string, dtype codec.DType, run RunOptions) (*bui
 			}
 			if base, suffix := cutSuffix(t.Name); suffix == weightSuffix {
 				c := m.coded[m.isBase[base]]
-				o.infos = append(o.infos, safetensors.Info{Name: t.Name, DType: fileDType(dtype), Shape: []int{c.Geometry.Out, c.Geometry.In}})
+				o.infos = append(o.infos, safetensors.Info{Name: t.Name, DType: safetensors.DTypeOf(dtype), Shape: []int{c.Geometry.Out, c.Geometry.In}})
 				j, err := e.decodeJob(m, i, c, dtype)
 				if err != nil {
 					return nil, fmt.Errorf("matrix %q: %w", c.Base, err)

@@ -155,7 +155,7 @@ func (m *Model) unquantized() error {
 }
 
 func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
-	if _, ok := dtypeOf(t.DType); !ok {
+	if _, ok := t.DType.Float(); !ok {
 		return Planned{}, fmt.Errorf("%w: elements of type %s, want F32, F16 or BF16", ErrTensor, t.DType)
 	}
 	base := strings.TrimSuffix(t.Name, weightSuffix)
@@ -200,22 +200,6 @@ func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
 		Hessian:   weighed,
 		file:      file, params: params, geom: g, info: t, hess: hess,
 	}, nil
-}
-
-func dtypeOf(d safetensors.DType) (codec.DType, bool) {
-	switch d {
-	case safetensors.F32:
-		return codec.F32, true
-	case safetensors.F16:
-		return codec.F16, true
-	case safetensors.BF16:
-		return codec.BF16, true
-	}
-	return 0, false
-}
-
-func fileDType(d codec.DType) safetensors.DType {
-	return map[codec.DType]safetensors.DType{codec.F32: safetensors.F32, codec.F16: safetensors.F16, codec.BF16: safetensors.BF16}[d]
 }
 
 // RunOptions say how a model is written; the bytes do not depend on them.
@@ -452,9 +436,9 @@ func editIndex(index []byte, bases []string, files []outFile, add bool) ([]byte,
 			var size int64
 			for _, f := range files {
 				for _, t := range f.infos {
-					n := int64(t.DType.Size())
-					for _, d := range t.Shape {
-						n *= int64(d)
+					n, err := t.DType.DataSize(t.Shape)
+					if err != nil {
+						return nil, err
 					}
 					size += n
 				}
@@ -519,7 +503,7 @@ type slot struct {
 
 func (e *encoder) job(m *Model, t Planned) (job, error) {
 	w := &weights{name: t.Name, g: t.geom, bytes: t.info.Size, file: m.files[t.file].File}
-	w.dtype, _ = dtypeOf(t.info.DType)
+	w.dtype, _ = t.info.DType.Float()
 	c, err := e.codec(t.params)
 	if err != nil {
 		return job{}, err

@@ -85,7 +85,7 @@ func (h *Hessians) find(name string, in int) (safetensors.Info, bool, error) {
 		return safetensors.Info{}, false, nil
 	}
 	t, _ := f.Lookup(name)
-	if _, ok := dtypeOf(t.DType); !ok || !slices.Equal(t.Shape, []int{in, in}) {
+	if _, ok := t.DType.Float(); !ok || !slices.Equal(t.Shape, []int{in, in}) {
 		return t, false, fmt.Errorf("%w: its Hessian %q is %s %v, want F32, F16 or BF16 [%d %d]", ErrTensor, name, t.DType, t.Shape, in, in)
 	}
 	if in > ldlq.MaxN {
@@ -115,7 +115,7 @@ type feedback struct {
 
 // prepare factors the Hessian t, whose bytes are data.
 func prepare(t safetensors.Info, data []byte, p trellis.Params, axis int) (*feedback, error) {
-	d, _ := dtypeOf(t.DType)
+	d, _ := t.DType.Float()
 	h := make([]float64, len(data)/d.Size())
 	for i := range h {
 		h[i] = float64(d.Load(data[i*d.Size():]))

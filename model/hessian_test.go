@@ -40,7 +40,7 @@ func gram(name string, n int) tensor {
 }
 
 func floats(t tensor) []float32 {
-	d, _ := dtypeOf(t.dtype)
+	d, _ := t.dtype.Float()
 	v := make([]float32, len(t.data)/d.Size())
 	for i := range v {
 		v[i] = d.Load(t.data[i*d.Size():])

@@ -3,9 +3,9 @@ package model
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
-	"io"
 	"strings"
+
+	"github.com/turbotrellis/turbotrellis/internal/strictjson"
 )
 
 // object is a JSON object with the places of its members, so that some can be
@@ -25,45 +25,15 @@ type member struct {
 const blanks = " \t\r\n"
 
 // parseObject takes a document apart that is one object. Duplicate keys are
-// an error.
+// an error; NaN and infinities as Python writes them are not.
 func parseObject(text []byte) (*object, error) {
-	dec := json.NewDecoder(bytes.NewReader(text))
-	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
-		if err == nil || err == io.EOF {
-			err = fmt.Errorf("not a JSON object")
-		}
+	in, err := strictjson.ParseObject(text)
+	if err != nil {
 		return nil, err
 	}
-	o := &object{text: text, open: int(dec.InputOffset()) - 1}
-	seen := map[string]bool{}
-	for dec.More() {
-		before := int(dec.InputOffset())
-		t, err := dec.Token()
-		if err != nil {
-			return nil, err
-		}
-		var m member
-		m.key = t.(string) // the decoder admits nothing else here
-		if seen[m.key] {
-			return nil, fmt.Errorf("duplicate key %q", m.key)
-		}
-		seen[m.key] = true
-		m.start = before + bytes.IndexByte(text[before:], '"')
-		m.colon = int(dec.InputOffset())
-		var raw json.RawMessage
-		if err := dec.Decode(&raw); err != nil {
-			return nil, unexpectedEOF(err)
-		}
-		m.stop = int(dec.InputOffset())
-		m.value = m.stop - len(bytes.TrimLeft(raw, blanks))
-		o.members = append(o.members, m)
-	}
-	if _, err := dec.Token(); err != nil {
-		return nil, unexpectedEOF(err)
-	}
-	end := int(dec.InputOffset())
-	if len(bytes.Trim(text[end:], blanks)) != 0 {
-		return nil, fmt.Errorf("content after the closing brace at byte %d", end)
+	o := &object{text: text, open: in.Open}
+	for _, m := range in.Members {
+		o.members = append(o.members, member{m.Key, m.Start, m.Colon, m.Value, m.Stop})
 	}
 	return o, nil
 }
@@ -73,14 +43,17 @@ func isObject(text []byte) bool {
 	return json.Valid(text) && bytes.HasPrefix(bytes.TrimLeft(text, blanks), []byte("{"))
 }
 
-func unexpectedEOF(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
+// find returns the member of that name, or nil where there is none or it is
+// null, which programs write for one that is absent.
+func (o *object) find(key string) *member {
+	m := o.named(key)
+	if m == nil || string(o.raw(m)) == "null" {
+		return nil
 	}
-	return err
+	return m
 }
 
-func (o *object) find(key string) *member {
+func (o *object) named(key string) *member {
 	for i := range o.members {
 		if o.members[i].key == key {
 			return &o.members[i]
@@ -124,8 +97,12 @@ func (o *object) indented(value []byte) []byte {
 	return b.Bytes()
 }
 
-// appended returns the document with one more member at its end.
+// appended returns the document with one more member at its end, or in the
+// place of one that is null.
 func (o *object) appended(key string, value []byte) []byte {
+	if m := o.named(key); m != nil {
+		return splice(o.text, []edit{{m.value, m.stop, value}})
+	}
 	at, b := o.open+1, o.with(key, value)
 	if n := len(o.members); n > 0 {
 		at, b = o.members[n-1].stop, append([]byte{','}, b...)

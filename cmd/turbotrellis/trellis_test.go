@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
+	"github.com/turbotrellis/turbotrellis/internal/safetensors/safetensorstest"
 	"github.com/turbotrellis/turbotrellis/internal/vectors"
 	"github.com/turbotrellis/turbotrellis/model"
 	"github.com/turbotrellis/turbotrellis/trellis"
@@ -104,19 +104,8 @@ func TestVectorRealWeights(t *testing.T) {
 // writeTensor writes a file of one tensor.
 func writeTensor(t *testing.T, path string, in safetensors.Info, data []byte) {
 	t.Helper()
-	var b bytes.Buffer
-	w, err := safetensors.NewWriter(&b, nil, []safetensors.Info{in})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tw, err := w.Tensor(in.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tw.Write(data); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(w.Close(), os.WriteFile(path, b.Bytes(), 0o666)); err != nil {
+	file := safetensorstest.File(t, nil, safetensorstest.Tensor{Name: in.Name, DType: in.DType, Shape: in.Shape, Data: data})
+	if err := os.WriteFile(path, file, 0o666); err != nil {
 		t.Fatal(err)
 	}
 }

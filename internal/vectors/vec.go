@@ -4,16 +4,17 @@
 package vectors
 
 import (
+	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 )
 
 // Env names the environment variable that replaces the repository's testdata
@@ -31,11 +32,6 @@ type Tensor struct {
 // read-only.
 type File map[string]Tensor
 
-// dtypeBytes gives the element size of the dtypes the vectors use.
-var dtypeBytes = map[string]int{
-	"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4,
-}
-
 // Dir returns the folder the vectors are read from: $TURBOTRELLIS_DATA, else
 // testdata beside the go.mod found by walking up from the working directory.
 func Dir(tb testing.TB) string {
@@ -45,7 +41,7 @@ func Dir(tb testing.TB) string {
 	}
 	dir, err := os.Getwd()
 	if err != nil {
-		tb.Fatalf("vec: %v", err)
+		tb.Fatalf("vectors: %v", err)
 	}
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
@@ -53,7 +49,7 @@ func Dir(tb testing.TB) string {
 		}
 		up := filepath.Dir(dir)
 		if up == dir {
-			tb.Fatalf("vec: no go.mod above the working directory; set %s", Env)
+			tb.Fatalf("vectors: no go.mod above the working directory; set %s", Env)
 		}
 		dir = up
 	}
@@ -65,7 +61,7 @@ func ReadFile(tb testing.TB, rel string) []byte {
 	tb.Helper()
 	b, err := os.ReadFile(filepath.Join(Dir(tb), filepath.FromSlash(rel)))
 	if err != nil {
-		tb.Fatalf("vec: %v", err)
+		tb.Fatalf("vectors: %v", err)
 	}
 	return b
 }
@@ -76,50 +72,19 @@ func Load(tb testing.TB, rel string) File {
 	tb.Helper()
 	f, err := parse(ReadFile(tb, rel))
 	if err != nil {
-		tb.Fatalf("vec: %s: %v", rel, err)
+		tb.Fatalf("vectors: %s: %v", rel, err)
 	}
 	return f
 }
 
 func parse(b []byte) (File, error) {
-	if len(b) < 8 {
-		return nil, errors.New("shorter than a header length")
+	in, err := safetensors.NewFile(bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		return nil, err
 	}
-	n := binary.LittleEndian.Uint64(b)
-	if n > uint64(len(b)-8) {
-		return nil, fmt.Errorf("header of %d bytes in a file of %d", n, len(b))
-	}
-	var entries map[string]json.RawMessage
-	if err := json.Unmarshal(b[8:8+n], &entries); err != nil {
-		return nil, fmt.Errorf("header: %w", err)
-	}
-	delete(entries, "__metadata__")
-	data := b[8+n:]
-	f := make(File, len(entries))
-	for name, raw := range entries {
-		var e struct {
-			DType   string `json:"dtype"`
-			Shape   []int  `json:"shape"`
-			Offsets [2]int `json:"data_offsets"`
-		}
-		if err := json.Unmarshal(raw, &e); err != nil {
-			return nil, fmt.Errorf("tensor %q: %w", name, err)
-		}
-		size, ok := dtypeBytes[e.DType]
-		if !ok {
-			return nil, fmt.Errorf("tensor %q: dtype %q", name, e.DType)
-		}
-		lo, hi := e.Offsets[0], e.Offsets[1]
-		if lo < 0 || hi < lo || hi > len(data) {
-			return nil, fmt.Errorf("tensor %q: bytes [%d, %d) of %d", name, lo, hi, len(data))
-		}
-		for _, d := range e.Shape {
-			size *= d
-		}
-		if hi-lo != size {
-			return nil, fmt.Errorf("tensor %q: %d bytes for shape %v of %s", name, hi-lo, e.Shape, e.DType)
-		}
-		f[name] = Tensor{e.DType, e.Shape, data[lo:hi:hi]}
+	f := File{}
+	for _, t := range in.Tensors() {
+		f[t.Name] = Tensor{string(t.DType), t.Shape, b[t.Offset:][:t.Size:t.Size]}
 	}
 	if len(f) == 0 {
 		return nil, errors.New("no tensors")
@@ -226,10 +191,10 @@ func (f File) tensor(tb testing.TB, name string, dtypes ...string) Tensor {
 	tb.Helper()
 	t, ok := f[name]
 	if !ok {
-		tb.Fatalf("vec: no tensor %q", name)
+		tb.Fatalf("vectors: no tensor %q", name)
 	}
 	if len(dtypes) > 0 && !slices.Contains(dtypes, t.DType) {
-		tb.Fatalf("vec: tensor %q is %s, want one of %v", name, t.DType, dtypes)
+		tb.Fatalf("vectors: tensor %q is %s, want one of %v", name, t.DType, dtypes)
 	}
 	return t
 }

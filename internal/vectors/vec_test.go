@@ -95,7 +95,7 @@ func TestFatal(t *testing.T) {
 			defer func() { recover() }()
 			fn(r)
 		}()
-		if !strings.HasPrefix(r.msg, "vec: ") {
+		if !strings.HasPrefix(r.msg, "vectors: ") {
 			t.Errorf("%s: test went on (%q)", name, r.msg)
 		}
 	}

@@ -242,29 +242,21 @@ func (p Part) rows() int {
 }
 
 // dtype returns the element type of the tensor that was packed.
-func (p Part) dtype() (codec.DType, error) { return dtypeOf(safetensors.DType(p.DType)) }
+func (p Part) dtype() (codec.DType, error) { return floatType(safetensors.DType(p.DType)) }
 
-func dtypeOf(d safetensors.DType) (codec.DType, error) {
-	switch d {
-	case safetensors.F32:
-		return codec.F32, nil
-	case safetensors.F16:
-		return codec.F16, nil
-	case safetensors.BF16:
-		return codec.BF16, nil
+func floatType(in safetensors.DType) (codec.DType, error) {
+	d, ok := in.Float()
+	if !ok {
+		return 0, fmt.Errorf("%w: %s, want F32, F16 or BF16", codec.ErrDType, in)
 	}
-	return 0, fmt.Errorf("%w: %s, want F32, F16 or BF16", codec.ErrDType, d)
-}
-
-func fileDType(d codec.DType) safetensors.DType {
-	return safetensors.DType(strings.ToUpper(d.String()))
+	return d, nil
 }
 
 // stored returns the tensors that hold a part, in file order.
 func (p Part) stored(kv codec.KVParams, keys bool) []safetensors.Info {
 	lead := p.Shape[:len(p.Shape)-1]
 	shape := func(last int) []int { return append(slices.Clone(lead), last) }
-	scales := safetensors.Info{Name: p.Name + ".scales", DType: fileDType(kv.ScaleType), Shape: shape(p.dim() / kv.Group)}
+	scales := safetensors.Info{Name: p.Name + ".scales", DType: safetensors.DTypeOf(kv.ScaleType), Shape: shape(p.dim() / kv.Group)}
 	codes := safetensors.Info{Name: p.Name + ".codes", DType: safetensors.U8}
 	if !keys {
 		n, _ := kv.ValueRowLen()

@@ -18,52 +18,16 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
+	"github.com/turbotrellis/turbotrellis/internal/safetensors/safetensorstest"
 	"github.com/turbotrellis/turbotrellis/internal/vectors"
 )
 
-// memory is a file in memory.
-type memory struct{ b []byte }
+type (
+	memory = safetensorstest.Memory
+	tensor = safetensorstest.Tensor
+)
 
-func (m *memory) WriteAt(p []byte, off int64) (int, error) {
-	if n := int(off) + len(p); n > len(m.b) {
-		m.b = append(m.b, make([]byte, n-len(m.b))...)
-	}
-	return copy(m.b[off:], p), nil
-}
-
-type tensor struct {
-	name  string
-	dtype safetensors.DType
-	shape []int
-	data  []byte
-}
-
-// file returns a safetensors file.
-func file(t testing.TB, meta map[string]string, tensors ...tensor) []byte {
-	t.Helper()
-	var infos []safetensors.Info
-	for _, x := range tensors {
-		infos = append(infos, safetensors.Info{Name: x.name, DType: x.dtype, Shape: x.shape})
-	}
-	var b bytes.Buffer
-	w, err := safetensors.NewWriter(&b, meta, infos)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, x := range tensors {
-		tw, err := w.Tensor(x.name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tw.Write(x.data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
+var file = safetensorstest.File
 
 func f32(name string, shape []int, f func(i int) float32) tensor {
 	n := 1
@@ -74,7 +38,7 @@ func f32(name string, shape []int, f func(i int) float32) tensor {
 	for i := range n {
 		codec.F32.Store(data[4*i:], f(i))
 	}
-	return tensor{name, safetensors.F32, shape, data}
+	return tensor{Name: name, DType: safetensors.F32, Shape: shape, Data: data}
 }
 
 func wave(i int) float32 { return float32(i%97) - 48 }
@@ -87,7 +51,7 @@ func encode(t testing.TB, src []byte, o EncodeOptions) ([]byte, error) {
 	t.Helper()
 	var dst memory
 	_, err := Encode(&dst, bytes.NewReader(src), int64(len(src)), o)
-	return dst.b, err
+	return dst.Data, err
 }
 
 func open(b []byte) (*Snapshot, error) { return Open(bytes.NewReader(b), int64(len(b))) }
@@ -103,7 +67,7 @@ func decode(t testing.TB, snapshot []byte, o DecodeOptions) (*safetensors.File, 
 	if _, err := s.Decode(&dst, o); err != nil {
 		return nil, err
 	}
-	f, err := safetensors.NewFile(bytes.NewReader(dst.b), int64(len(dst.b)))
+	f, err := safetensors.NewFile(bytes.NewReader(dst.Data), int64(len(dst.Data)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +161,7 @@ func TestChunks(t *testing.T) {
 	}
 	kv, _ := ref.New().KV(codec.KVParams{HeadDim: 64, KeyBits: 8, KeySigned: true, ValueBits: 3})
 	in := f32("", []int{rows, 64}, wave)
-	x := codec.Tensor{DType: codec.F32, Shape: in.shape, Data: in.data}
+	x := codec.Tensor{DType: codec.F32, Shape: in.Shape, Data: in.Data}
 	want := codec.NewTensor(codec.F32, rows, 64)
 	var k codec.Keys
 	if err := errors.Join(kv.EncodeKeys(&k, x), kv.DecodeKeys(want, k)); err != nil {
@@ -210,7 +174,7 @@ func TestChunks(t *testing.T) {
 }
 
 func TestSkipLayersAndRawTensors(t *testing.T) {
-	ids := tensor{"positions", safetensors.I64, []int{2}, []byte("0123456789abcdef")}
+	ids := tensor{Name: "positions", DType: safetensors.I64, Shape: []int{2}, Data: []byte("0123456789abcdef")}
 	var tensors []tensor
 	for l := range 3 {
 		tensors = append(tensors, f32(fmt.Sprintf("layers.%d.k", l), []int{2, 4, 32}, wave), f32(fmt.Sprintf("layers.%d.v", l), []int{2, 4, 64}, wave))
@@ -237,9 +201,9 @@ func TestSkipLayersAndRawTensors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, x := range []tensor{tensors[2], tensors[3], ids} {
-		got, err := out.AppendTensor(nil, x.name)
-		if err != nil || !bytes.Equal(got, x.data) {
-			t.Errorf("%s is not the original (%v)", x.name, err)
+		got, err := out.AppendTensor(nil, x.Name)
+		if err != nil || !bytes.Equal(got, x.Data) {
+			t.Errorf("%s is not the original (%v)", x.Name, err)
 		}
 	}
 	if diff := cmp.Diff(map[string]string{"model": "m"}, out.Metadata()); diff != "" {
@@ -282,11 +246,11 @@ func TestEmptyTensors(t *testing.T) {
 func TestEncodeErrors(t *testing.T) {
 	k, v := f32("a.k", []int{4, 32}, wave), f32("a.v", []int{4, 32}, wave)
 	as := func(x tensor, d safetensors.DType) tensor {
-		x.dtype = d
-		x.data = x.data[:len(x.data)*d.Size()/4]
+		x.DType = d
+		x.Data = x.Data[:len(x.Data)*d.Size()/4]
 		return x
 	}
-	renamed := func(x tensor, name string) tensor { x.name = name; return x }
+	renamed := func(x tensor, name string) tensor { x.Name = name; return x }
 	base := options()
 	with := func(f func(*EncodeOptions)) EncodeOptions { o := base; f(&o); return o }
 	big := f32("a.k", []int{9000, 64}, func(i int) float32 {
@@ -361,7 +325,7 @@ func TestOpenRefuses(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				tensors = append(tensors, tensor{out.Name, out.DType, out.Shape, data})
+				tensors = append(tensors, tensor{Name: out.Name, DType: out.DType, Shape: out.Shape, Data: data})
 			}
 		}
 		return file(t, m, tensors...)
@@ -524,7 +488,7 @@ func FuzzOpen(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		tensors = append(tensors, tensor{x.Name, x.DType, x.Shape, data})
+		tensors = append(tensors, tensor{Name: x.Name, DType: x.DType, Shape: x.Shape, Data: data})
 	}
 	meta := in.Metadata()
 	var d map[string]any

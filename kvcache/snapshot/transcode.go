@@ -292,7 +292,7 @@ func (p Part) restored(d codec.DType) safetensors.DType {
 	if d == 0 {
 		return safetensors.DType(p.DType)
 	}
-	return fileDType(d)
+	return safetensors.DTypeOf(d)
 }
 
 // chunkBytes is about what one goroutine holds of a tensor at a time.
@@ -401,7 +401,7 @@ func (s *Snapshot) decodePart(w *safetensors.Writer, kv codec.KV, part Part, key
 	if err != nil {
 		return err
 	}
-	d, err := dtypeOf(part.restored(dt))
+	d, err := floatType(part.restored(dt))
 	if err != nil {
 		return err
 	}
