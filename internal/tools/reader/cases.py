@@ -141,6 +141,8 @@ class Cases:
                 if part == "keys" and signed:
                     layer[part]["signed"] = True
             layers.append(layer)
+        layers[0]["values"]["signed"] = None
+        layers[1]["values"]["signed"] = True
         tensors["other"] = "BOOL", [], b"\1"
         kv = {"group": group, "scale_type": scale_type, "policy": policy, "scale": "rms", "sign_seed": 42,
               "layers": layers, "raw": ["other"]}
@@ -210,6 +212,7 @@ class Cases:
             change("layers", 3, "values", "name", to="layers.2.values"), change("layers", 3, to=kv["layers"][2]),
             drop, spare, retyped, reshaped, text(lambda s: s + "{}"), text(lambda s: s[:-1]), text(lambda s: s.replace('"group"', '"Group"')),
             text(lambda s: '{"group": 32, ' + s[1:]), text(lambda s: ""),
+            text(lambda s: s.replace('"group": 32', '"group": null')), text(lambda s: s.replace('"bits": 3', '"bits": 3, "bits": 3')),
             meta("turbotrellis.version", "2"), meta("turbotrellis.version", "1 "), meta("turbotrellis.format", "kv"),
         ]
         for i, f in enumerate(changes):
@@ -282,13 +285,14 @@ class Cases:
         tensors["empty.scales"] = "F16", [0], b""
         entries["empty"] = {"mode": "trellis", "bits": 3, "group_size": 32, "trellis": {"L": 12, "code": "1mad", "axis": 1}}
         entries["other"] = {"mode": "affine", "bits": 4}
-        entries["bits"] = 4
+        entries["bits"], entries["null"] = 4, None
         tensors["plain"] = "U8", [3], b"abc"
         return tensors, entries, metadata
 
     def trellis_written(self):
         tensors, entries, metadata = self.coded()
-        write(self.dir / "trellis-random.packed.safetensors", tensors, metadata | {"quantization": json.dumps(entries)})
+        text = json.dumps(entries).replace('"mode": "affine"', '"mode": "affine", "x": 1, "x": 1')
+        write(self.dir / "trellis-random.packed.safetensors", tensors, metadata | {"quantization": text})
         self.trellis_decode("trellis-random", ".safetensors")
 
     def trellis_bad(self):
@@ -325,6 +329,9 @@ class Cases:
         path = self.dir / "trellis-twice.bad.safetensors"
         write(path, tensors, metadata | {"quantization": json.dumps({base: good})[:-1] + ", " + text[1:]})
         self.refused("trellis", path)
+        path = self.dir / "trellis-entry-twice.bad.safetensors"
+        write(path, tensors, metadata | {"quantization": text.replace('"axis": 1}', '"axis": 1, "axis": 1}')})
+        self.refused("trellis", path)
         self.directories_bad()
 
     def directories_bad(self):
@@ -335,7 +342,8 @@ class Cases:
             "shard": {"a-2.safetensors": None}, "outside": {"model.safetensors.index.json": {"weight_map": {"a": "../a.safetensors"}}},
             "map": {"model.safetensors.index.json": {"weight_map": {}}},
             "place": {"model.safetensors.index.json": {"weight_map": {n: "a-1.safetensors" for n in index["weight_map"]}}},
-            "list": {"config.json": []},
+            "list": {"config.json": []}, "null": {"config.json": {"quantization": None}}, "config-twice": {"config.json": '{"a": 1, "a": 1}'},
+            "map-twice": {"model.safetensors.index.json": '{"weight_map": ' + json.dumps(index["weight_map"])[:-1] + ', "norm": "a-2.safetensors"}}'},
         }
         for name, files in changes.items():
             to = self.dir / f"trellis-dir-{name}.bad"
@@ -345,7 +353,7 @@ class Cases:
                     (to / f.name).write_bytes(f.read_bytes())
             for f, v in files.items():
                 if v is not None:
-                    (to / f).write_text(json.dumps(v))
+                    (to / f).write_text(v if isinstance(v, str) else json.dumps(v))
             self.refused("trellis", to)
 
     # --- the container ---

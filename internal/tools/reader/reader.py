@@ -164,20 +164,33 @@ def states(data, k, T, L):
 
 # --- format.md: JSON and the container -----------------------------------------------
 
-def parse(text):
-    def pairs(members):
-        d = dict(members)
-        need(len(d) == len(members), "a member occurs twice")
-        return d
+class Object(dict):
+    """A JSON object. twice says that a member occurs twice; the last one counts."""
 
+    def __init__(self, members):
+        super().__init__(members)
+        self.twice = len(self) < len(members)
+
+
+def parse(text):
     def refuse(name):
         raise Refused(f"{name} is not JSON")
 
     try:
-        v = json.loads(text, object_pairs_hook=pairs, parse_constant=refuse)
+        v = json.loads(text, object_pairs_hook=Object, parse_constant=refuse)
         json.dumps(v, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:  # UnicodeEncodeError, half a surrogate pair, is a ValueError
         raise Refused(f"JSON: {e}") from None
+    return v
+
+
+def once(v, deep=False):
+    """Refuses an object, and all within it if deep, in which a member occurs twice."""
+    if isinstance(v, Object):
+        need(not v.twice, "a member occurs twice")
+    if deep and isinstance(v, (dict, list)):
+        for x in v.values() if isinstance(v, dict) else v:
+            once(x, True)
     return v
 
 
@@ -207,12 +220,12 @@ class File:
             text = raw[8:8 + n].decode()
         except UnicodeDecodeError:
             raise Refused("the header is not UTF-8") from None
-        header, payload = parse(text), raw[8 + n:]
+        header, payload = once(parse(text), deep=True), raw[8 + n:]
         self.metadata = header.pop("__metadata__", {})
-        need(type(self.metadata) is dict and all(type(v) is str for v in self.metadata.values()), "metadata")
+        need(isinstance(self.metadata, dict) and all(type(v) is str for v in self.metadata.values()), "metadata")
         self.tensors, ranges = {}, []
         for name, t in header.items():
-            need(type(t) is dict and set(t) == {"dtype", "shape", "data_offsets"}, f"{name}: fields")
+            need(isinstance(t, dict) and set(t) == {"dtype", "shape", "data_offsets"}, f"{name}: fields")
             need(type(t["dtype"]) is str and t["dtype"] in SIZES, f"{name}: dtype")
             need(integers(t["shape"]), f"{name}: shape")
             need(integers(t["data_offsets"]) and len(t["data_offsets"]) == 2, f"{name}: offsets")
@@ -233,7 +246,8 @@ class File:
 
 def members(v, what, required, optional=()):
     """A strict object; absent members are None."""
-    need(type(v) is dict, f"{what} is not an object")
+    need(isinstance(v, dict), f"{what} is not an object")
+    once(v)
     need(set(v) <= set(required) | set(optional), f"{what} has unknown members")
     v = {k: v.get(k) for k in (*required, *optional)}
     need(all(v[k] is not None for k in required), f"{what} lacks a member")
@@ -391,35 +405,36 @@ class Model:
         self.config = self.index = None
         if self.dir:
             need((path / "config.json").is_file(), "no config.json")
-            self.config = parse((path / "config.json").read_bytes())
-            need(type(self.config) is dict, "config.json")
+            self.config = once(parse((path / "config.json").read_bytes()))
+            need(isinstance(self.config, dict), "config.json")
             where = self.list(path)
-            q = self.config.get("quantization")
+            q = self.config.get("quantization", {})
         else:
             self.files = {path.name: File(path)}
             where = dict.fromkeys(self.files[path.name].tensors, path.name)
             q = self.entries_of(self.files[path.name].metadata)
         self.coded, self.where, self.entries = {}, where, q
-        need(q is None or type(q) is dict, "quantization")
-        for base, entry in (q or {}).items():
-            if type(entry) is dict and entry.get("mode") == "trellis":
+        need(isinstance(once(q), dict), "quantization is not an object")
+        for base, entry in q.items():
+            if isinstance(entry, dict) and entry.get("mode") == "trellis":
                 self.coded[base] = Coded(entry, self.find(base + ".weight"), self.find(base + ".scales"))
 
     @staticmethod
     def entries_of(metadata):
-        text = metadata.get("quantization")
-        if text is None or not text.lstrip(" \t\r\n").startswith("{"):
-            return None
-        return parse(text)
+        try:
+            q = parse(metadata.get("quantization", ""))
+        except Refused:
+            return {}
+        return q if isinstance(q, dict) else {}
 
     def list(self, path):
         if not (path / "model.safetensors.index.json").exists():
             need((path / "model.safetensors").is_file(), "no model")
             self.files = {"model.safetensors": File(path / "model.safetensors")}
             return dict.fromkeys(self.files["model.safetensors"].tensors, "model.safetensors")
-        self.index = parse((path / "model.safetensors.index.json").read_bytes())
-        need(type(self.index) is dict and type(self.index.get("weight_map")) is dict, "weight_map")
-        where = self.index["weight_map"]
+        self.index = once(parse((path / "model.safetensors.index.json").read_bytes()))
+        need(isinstance(self.index, dict) and isinstance(self.index.get("weight_map"), dict), "weight_map")
+        where = once(self.index["weight_map"])
         need(where and all(type(v) is str for v in where.values()), "weight_map")
         self.files = {}
         for name in set(where.values()):
@@ -477,7 +492,7 @@ def check_model(m, want):
         (got,), (w,) = m.files.values(), want.files.values()
         a, b = dict(got.metadata), dict(w.metadata)
         a["quantization"] = without_entries(m.entries, m.coded)
-        b["quantization"] = want.entries
+        b["quantization"] = want.entries or None
         need(a == b, "metadata differs")
         return
     a, b = dict(m.config), dict(want.config)
