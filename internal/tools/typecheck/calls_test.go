@@ -1,4 +1,6 @@
-package darwincheck
+//go:build typecheck
+
+package typecheck
 
 import (
 	"fmt"
@@ -150,7 +152,7 @@ func fullName(path string, d *ast.FuncDecl) string {
 
 // No message leaves through darwinkit with fewer than three arguments.
 func TestCalls(t *testing.T) {
-	list, calls := violations(t, newProgram(t))
+	list, calls := violations(t, newProgram(t, mac))
 	for _, v := range list {
 		t.Error(v)
 	}
@@ -160,7 +162,7 @@ func TestCalls(t *testing.T) {
 }
 
 func TestSeededCalls(t *testing.T) {
-	p := newProgram(t)
+	p := newProgram(t, mac)
 	source := driverSource(t, p)
 	for _, s := range []struct{ name, old, new, want string }{
 		{"two arguments", "s.sels[m], a, b, c)", "s.sels[m], a, b)", "a message with 2 arguments"},

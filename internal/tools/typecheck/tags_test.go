@@ -1,4 +1,4 @@
-package darwincheck
+package typecheck
 
 import (
 	"go/build"

@@ -1,4 +1,6 @@
-package darwincheck
+//go:build typecheck
+
+package typecheck
 
 import (
 	"go/ast"
@@ -20,7 +22,7 @@ var newer = []string{
 // darwinkit's methods were generated from Apple's documentation: package mtl has the same selectors
 // with the same types.
 func TestBindings(t *testing.T) {
-	p := newProgram(t)
+	p := newProgram(t, mac)
 	bound := map[string]string{}
 	for _, path := range []string{darwinkit + "macos/metal", darwinkit + "macos/foundation"} {
 		p.bindings(path, bound)
