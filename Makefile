@@ -1,122 +1,125 @@
-# Everything that CI does has a target here; CI calls only these.
-.PHONY: all build test race vet fma fuzz conformance qemu targets targets-ci hostmetal msl-check conformance-metal conformance-metal-san conformance-metal-arm64 conformance-darwinkit hostmetal-arm64 drivers-arm64 conformance-darwinkit-arm64 darwin darwincheck metallib bench clean
+# Everything that CI does has a target here; CI calls only these. CONTRIBUTING.md
+# has a table of the environment variables.
+.DEFAULT_GOAL := help
+.PHONY: help build test race vet typecheck fma fuzz targets hostmetal metal metal-all msl darwin metallib reader-check mutate bench nightly clean
 
-all: vet test
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
-build:
+build: ## the command, into bin/
 	go build -o bin/ ./cmd/turbotrellis
 
-test:
-	go test ./...
+test: ## every test that needs only Go
+	go test -timeout 60m ./...
 
-race:
+race: ## the short tests under the race detector
 	go test -race -short ./...
 
-# vet also checks formatting and that go.mod is tidy.
-vet:
+vet: ## formatting, go vet, a tidy go.mod
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-clean: $$unformatted"; exit 1; fi
 	go vet ./...
-	GOARCH=386 go vet ./...
-	GOOS=windows go vet ./...
 	go mod tidy -diff
 
-# fma fails if a compiler fused a multiply with an add where bits are defined.
-fma:
-	scripts/fma.sh
+typecheck: ## types on macOS, 386, Windows, FreeBSD, Plan 9 and wasip1
+	go test -count=1 -tags typecheck ./internal/tools/typecheck
 
-# fuzz runs every fuzz target a fixed number of times (FUZZ).
-FUZZ ?= 20000x
-fuzz:
+FMA := arm64 amd64.v3 s390x
+fma: ## no multiply is fused with an add: reads assembly (FMA="arm64 …")
+	scripts/fma.sh $(FMA)
+
+FUZZ := 20000x
+fuzz: ## every fuzz target, FUZZ times each
 	scripts/fuzz.sh $(FUZZ)
 
-# conformance runs the suite in its normal form on every backend that runs here.
-conformance:
-	CONFORMANCE_FORM=normal REQUIRE_BACKENDS=ref go test -count=1 -v -run TestBackends ./conformance
-
-# qemu runs the tests of the packages that define bytes on arm64 and s390x.
-qemu:
-	scripts/qemu.sh
-
-# targets runs the conformance digests on other architectures under qemu-user.
-targets:
+TARGETS := amd64-v3 arm64 s390x
+targets: ## the bits on other architectures under qemu-user (TARGETS="386 …")
 	scripts/targets.sh $(TARGETS)
 
-# targets-ci is the part of it that CI runs.
-targets-ci:
-	scripts/targets.sh amd64-v1 amd64-v3 arm64 s390x
+# The Metal backend on Linux. SENDER is how messages are sent: purego, or
+# darwinkit, which a compiler of its own builds. ARCH=arm64 runs under qemu-user.
+# SAN=asan or ubsan builds hostmetal with a sanitizer.
+comma := ,
+SENDER := purego
+ARCH :=
+SAN :=
+BUILD := $(CURDIR)/build/hostmetal$(addprefix -,$(SAN))$(addprefix -,$(ARCH))
+EMULATOR := $(if $(ARCH),qemu-aarch64-static -L $(CURDIR)/build/arm64-root)
+EXEC := $(EMULATOR)
+METAL := REQUIRE_BACKENDS=metal TURBOTRELLIS_HOSTMETAL=$(BUILD)/libhostmetal.so
+ifeq ($(SENDER),darwinkit)
+METAL += CGO_ENABLED=1 CC=$(CURDIR)/internal/hostmetal/darwinkit/cc
+EXEC += $(if $(ARCH),-E GODEBUG=clobberfree=1)
+else ifneq ($(ARCH),)
+METAL += CGO_ENABLED=0
+endif
+ifneq ($(ARCH),)
+METAL += GOARCH=$(ARCH)
+endif
+ifeq ($(SAN),asan)
+METAL += ASAN_OPTIONS=detect_leaks=0
+EXEC := env LD_PRELOAD=$$(clang-19 -print-file-name=libclang_rt.asan-x86_64.so)
+endif
+METAL += go test -count=1 -timeout 120m -tags metal,hostmetal$(if $(filter darwinkit,$(SENDER)),$(comma)darwinkit) \
+	$(if $(strip $(EXEC)),-exec "$(strip $(EXEC))")
 
-# hostmetal builds the Metal framework for Linux into build/hostmetal.
-hostmetal:
-	$(MAKE) -C internal/hostmetal
+hostmetal: ## Metal's API on a CPU, into build/hostmetal (SAN=, ARCH=)
+	$(MAKE) -C internal/hostmetal ARCH= SAN=$(SAN) $(if $(ARCH),$(ARCH))
 
-# msl-check compiles the shaders with real address spaces.
-msl-check:
+metal: hostmetal ## the Metal backend over hostmetal (SENDER=, ARCH=, SAN=)
+ifneq ($(SAN),)
+	$(METAL) -short -run '^(TestEveryKernel|TestFaults|TestOwned|TestConformance)$$' ./codec/gpu
+else ifneq ($(ARCH),)
+	$(METAL) -short ./gpu/metal $(if $(filter purego,$(SENDER)),./gpu/metal/mtl)
+	$(if $(filter purego,$(SENDER))$(TURBOTRELLIS_LONG),$(METAL) -short -run '^(TestBadDevices|TestEveryKernel|TestFaults|TestConformance)$$' ./codec/gpu)
+else ifeq ($(SENDER),darwinkit)
+	$(METAL) ./gpu/...
+	$(METAL) -short -run '^(TestBadDevices|TestEveryKernel|TestFaults|TestConformance)$$' ./codec/gpu
+else
+	CONFORMANCE_FORM=normal $(METAL) -v -run '^(TestConformance|TestEveryKernel)$$' ./codec/gpu
+	$(METAL) -skip '^(TestConformance|TestEveryKernel)$$' ./codec/gpu ./codec/metal ./gpu/...
+	$(METAL) -short -run 'Backends|Devices|Kernel|Open' ./codec/auto ./conformance ./cmd/... ./shaders
+	CGO_ENABLED=1 $(METAL) -race -short -run 'TestConcurrent|TestCloseDuringCalls' ./codec/gpu
+endif
+
+metal-all: ## the same in every form
+	$(MAKE) metal
+	$(MAKE) metal SAN=ubsan
+	$(MAKE) metal SAN=asan
+	$(MAKE) metal SENDER=darwinkit
+	$(MAKE) metal ARCH=arm64
+	$(MAKE) metal ARCH=arm64 SENDER=darwinkit
+
+msl: ## compile the shaders with real address spaces
 	go run ./internal/tools/mslcheck
 	go test -count=1 -run MSL ./internal/tools/mslcheck
 
-# conformance-metal runs the Metal backend and its driver over hostmetal: every case of the suite once,
-# and a part of them under 16 orders of threads (64 with TURBOTRELLIS_LONG).
-METAL := REQUIRE_BACKENDS=metal go test -count=1 -timeout 60m -tags metal,hostmetal
-conformance-metal: hostmetal
-	CONFORMANCE_FORM=normal $(METAL) -v -run '^(TestConformance|TestEveryKernel|TestConformanceOrders)$$' ./codec/gpu
-	$(METAL) -skip '^(TestConformance|TestEveryKernel|TestConformanceOrders)$$' ./codec/gpu ./codec/metal ./gpu/...
-	CGO_ENABLED=1 $(METAL) -race -short -run 'TestConcurrent|TestCloseDuringCalls' ./codec/gpu
+darwin: ## link the command and the Metal tests for a Mac, without cgo
+	scripts/link.sh darwin arm64 metal ./cmd/turbotrellis ./codec/gpu ./codec/metal ./gpu/...
 
-# conformance-metal-san runs a shorter form over hostmetal built with AddressSanitizer and with UBSan.
-SANITIZED = ASAN_OPTIONS=detect_leaks=0 REQUIRE_BACKENDS=metal go test -count=1 -short -tags metal,hostmetal \
-	-run 'TestEveryKernel|TestFaults|TestOwned|TestConformance$$' ./codec/gpu
-conformance-metal-san:
-	$(MAKE) -C internal/hostmetal SAN=ubsan
-	TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-ubsan/libhostmetal.so $(SANITIZED)
-	$(MAKE) -C internal/hostmetal SAN=asan
-	TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-asan/libhostmetal.so $(SANITIZED) \
-		-exec "env LD_PRELOAD=$$(clang-19 -print-file-name=libclang_rt.asan-x86_64.so)"
-
-# conformance-darwinkit runs every case of the suite, and the rest of conformance-metal in short form,
-# through darwinkit, which a compiler of its own builds over hostmetal.
-DARWINKIT := CGO_ENABLED=1 CC=$(CURDIR)/internal/hostmetal/darwinkit/cc REQUIRE_BACKENDS=metal go test -count=1 \
-	-tags metal,hostmetal,darwinkit
-conformance-darwinkit: hostmetal
-	$(DARWINKIT) ./gpu/...
-	CONFORMANCE_FORM=normal $(DARWINKIT) -timeout 60m -v -run '^TestConformance$$' ./codec/gpu
-	$(DARWINKIT) -short -skip '^TestConformance$$' ./codec/gpu
-
-# drivers-arm64 runs the tests of both drivers, and conformance-metal-arm64 and
-# conformance-darwinkit-arm64 the suite in short form, for arm64 under qemu-user.
-HOSTMETAL_ARM64 := GOARCH=arm64 TURBOTRELLIS_HOSTMETAL=$(CURDIR)/build/hostmetal-arm64/libhostmetal.so
-QEMU_ARM64 := qemu-aarch64-static -L $(CURDIR)/build/arm64-root
-hostmetal-arm64:
-	$(MAKE) -C internal/hostmetal arm64
-drivers-arm64: hostmetal-arm64
-	$(HOSTMETAL_ARM64) CGO_ENABLED=0 REQUIRE_BACKENDS=metal go test -count=1 -short -tags metal,hostmetal \
-		-exec '$(QEMU_ARM64)' ./gpu/metal ./gpu/metal/mtl
-	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -exec '$(QEMU_ARM64) -E GODEBUG=clobberfree=1' ./gpu/metal
-conformance-metal-arm64: hostmetal-arm64
-	$(HOSTMETAL_ARM64) CGO_ENABLED=0 REQUIRE_BACKENDS=metal go test -count=1 -short -timeout 30m -tags metal,hostmetal \
-		-exec '$(QEMU_ARM64)' -run 'TestBadDevices|TestEveryKernel|TestFaults|TestConformance$$' ./codec/gpu
-conformance-darwinkit-arm64: hostmetal-arm64
-	$(HOSTMETAL_ARM64) $(DARWINKIT) -short -timeout 30m -exec '$(QEMU_ARM64)' -run Conformance ./codec/gpu
-
-# darwin vets and links every package for a Mac, without cgo.
-darwin:
-	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet -tags metal ./...
-	scripts/link.sh darwin arm64 metal
-
-# darwincheck type-checks what a Mac builds with cgo, which needs no Mac.
-darwincheck:
-	go test -count=1 ./internal/tools/darwincheck
-
-# metallib, on a Mac with Xcode, compiles the shaders ahead of time into build/metallib.
-metallib:
+metallib: ## on a Mac with Xcode: compile the shaders into build/metallib
 	go run ./internal/tools/metallib build/metallib
 
-bench:
+reader-check: ## the reader in Python, written from docs/ alone, against the command
+	internal/tools/reader/check.sh build/reader
+
+mutate: ## mistakes at random places that the tests must find
+	scripts/mutate.sh $(MUTATE)
+
+bench: ## benchmarks; compare ratios within one run
 	go test -run '^$$' -bench . -benchtime 200ms ./...
 
-clean:
-	rm -rf bin build
+nightly: export TURBOTRELLIS_LONG = 1
+nightly: vet typecheck msl reader-check race metal-all ## the long form of everything: hours
+	GOARCH=386 go vet ./...
+	for os in windows freebsd plan9; do GOOS=$$os GOARCH=amd64 go vet ./... || exit; done
+	GOOS=wasip1 GOARCH=wasm go vet ./...
+	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet -tags metal ./...
+	scripts/link.sh darwin arm64 metal ./...
+	go test -count=1 -timeout 300m ./...
+	scripts/fma.sh
+	scripts/targets.sh
+	scripts/fuzz.sh 1000000x
+	scripts/mutate.sh
 
-# reader-check compares the reader in Python, written from docs/ alone, with the command.
-.PHONY: reader-check
-reader-check:
-	internal/tools/reader/check.sh build/reader
+clean: ## remove bin/ and build/
+	rm -rf bin build

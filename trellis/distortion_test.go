@@ -33,10 +33,10 @@ var distortionRows = []struct {
 }
 
 // TestDistortionTable measures the whole table. It takes minutes, so it runs
-// only where TURBOTRELLIS_TABLE is set.
+// only where TURBOTRELLIS_LONG is set.
 func TestDistortionTable(t *testing.T) {
-	if os.Getenv("TURBOTRELLIS_TABLE") == "" {
-		t.Skip("TURBOTRELLIS_TABLE is not set")
+	if os.Getenv("TURBOTRELLIS_LONG") == "" {
+		t.Skip("TURBOTRELLIS_LONG is not set")
 	}
 	for _, c := range distortionRows {
 		blocks := 4096

@@ -19,8 +19,11 @@ const (
 	EnvRequire = "REQUIRE_BACKENDS"
 	// EnvFilter is conformance.Options.Filter.
 	EnvFilter = "CONFORMANCE_FILTER"
-	// EnvForm is short (the default), normal or long.
+	// EnvForm is short, normal or long. Unset, it is short, or normal where
+	// EnvLong is set.
 	EnvForm = "CONFORMANCE_FORM"
+	// EnvLong asks tests for their long form.
+	EnvLong = "TURBOTRELLIS_LONG"
 )
 
 // Required returns the backends of EnvRequire.
@@ -76,7 +79,12 @@ func Run(t *testing.T, name string, open func() (codec.Backend, error)) {
 func form(t *testing.T) conformance.Form {
 	t.Helper()
 	switch v := os.Getenv(EnvForm); v {
-	case "", "short":
+	case "":
+		if os.Getenv(EnvLong) != "" {
+			return conformance.Normal
+		}
+		return conformance.Short
+	case "short":
 		return conformance.Short
 	case "normal":
 		return conformance.Normal

@@ -35,21 +35,22 @@ func TestOutcomes(t *testing.T) {
 		t.Skip("programs cannot be started here: ", err)
 	}
 	for _, test := range []struct {
-		child, require, filter, form string
-		fails                        bool
-		says                         string
+		child, require, filter, form, long string
+		fails                              bool
+		says                               string
 	}{
-		{"ref", "", "KV", "", false, "KV: 5"},
-		{"ref", "ref,cpu", "KV", "normal", false, "normal form"},
-		{"ref", "", "abacus", "", true, "no case ran"},
-		{"ref", "", "KV", "huge", true, "want short, normal or long"},
-		{"absent", "", "", "", false, "no such device"},
-		{"absent", "ref, absent", "", "", true, "did not run"},
-		{"broken", "", "", "", true, "did not run"},
-		{"misnamed", "", "KV", "", true, `named "ref"`},
+		{"ref", "", "KV", "", "", false, "KV: 5"},
+		{"ref", "ref,cpu", "KV", "normal", "", false, "normal form"},
+		{"ref", "", "KV", "", "1", false, "normal form"},
+		{"ref", "", "abacus", "", "", true, "no case ran"},
+		{"ref", "", "KV", "huge", "", true, "want short, normal or long"},
+		{"absent", "", "", "", "", false, "no such device"},
+		{"absent", "ref, absent", "", "", "", true, "did not run"},
+		{"broken", "", "", "", "", true, "did not run"},
+		{"misnamed", "", "KV", "", "", true, `named "ref"`},
 	} {
 		cmd := exec.Command(os.Args[0], "-test.run", "^TestChild$", "-test.v")
-		cmd.Env = append(os.Environ(), "CONFTEST_CHILD="+test.child, "REQUIRE_BACKENDS="+test.require, "CONFORMANCE_FILTER="+test.filter, "CONFORMANCE_FORM="+test.form)
+		cmd.Env = append(os.Environ(), "CONFTEST_CHILD="+test.child, "REQUIRE_BACKENDS="+test.require, "CONFORMANCE_FILTER="+test.filter, "CONFORMANCE_FORM="+test.form, "TURBOTRELLIS_LONG="+test.long)
 		out, err := cmd.CombinedOutput()
 		if (err != nil) != test.fails || !strings.Contains(string(out), test.says) {
 			t.Errorf("%+v: error %v\n%s", test, err, out)
