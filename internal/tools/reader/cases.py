@@ -202,7 +202,7 @@ class Cases:
             change("group", to=16), change("group", to=None), change("group", to=32.0), change("group", to="32"),
             change("scale_type", to="F16"), change("scale_type", to=None), change("policy", to="loose"), change("policy", to=None),
             change("scale", to=None), change("scale", to="refit"), change("sign_seed", to=43), change("sign_seed", to=None),
-            change("more", to=1), change("layers", to={}), change("raw", to=[1]), change("raw", to=[]),
+            change("more", to=1), change("layers", to={}), change("layers", to=None), change("layers", to=[None]), change("raw", to=None), change("raw", to=[1]), change("raw", to=[]),
             change("raw", to=["other", "other"]), change("raw", to=["other", "absent"]), change("layers", 3, "keys", to=None),
             change("layers", 3, "raw", to=1), change(*keys, "name", to="absent"), change(*keys, "name", to=7),
             change(*keys, "dtype", to="F64"), change(*keys, "dtype", to="BF16"), change(*keys, "shape", to=[2, 3]),
@@ -256,7 +256,7 @@ class Cases:
         split = {"a-1.safetensors": list(matrices)[:2], "a-2.safetensors": list(matrices)[2:]}
         for file, names in split.items():
             write(src / file, {n: matrices[n] for n in names}, {"format": "pt"})
-        (src / "config.json").write_text('{\n  "hidden": 1.50,\n  "list": [1,  2]\n}\n')
+        (src / "config.json").write_text('{\n  "hidden": 1.50,\n  "clip": Infinity,\n  "quantization": null,\n  "list": [1,  2]\n}\n')
         (src / "sub/vocab.txt").write_text("a\n")
         (src / "model.safetensors.index.json").write_text(json.dumps({
             "metadata": {"total_size": sum(len(t[2]) for t in matrices.values())},
@@ -286,7 +286,7 @@ class Cases:
         entries["empty"] = {"mode": "trellis", "bits": 3, "group_size": 32, "trellis": {"L": 12, "code": "1mad", "axis": 1}}
         entries["other"] = {"mode": "affine", "bits": 4}
         entries["bits"], entries["null"] = 4, None
-        tensors["plain"] = "U8", [3], b"abc"
+        tensors["plain"], tensors["narrow"] = ("U8", [3], b"abc"), ("F6_E2M3", [2, 4], b"abcdef")
         return tensors, entries, metadata
 
     def trellis_written(self):
@@ -342,7 +342,7 @@ class Cases:
             "shard": {"a-2.safetensors": None}, "outside": {"model.safetensors.index.json": {"weight_map": {"a": "../a.safetensors"}}},
             "map": {"model.safetensors.index.json": {"weight_map": {}}},
             "place": {"model.safetensors.index.json": {"weight_map": {n: "a-1.safetensors" for n in index["weight_map"]}}},
-            "list": {"config.json": []}, "null": {"config.json": {"quantization": None}}, "config-twice": {"config.json": '{"a": 1, "a": 1}'},
+            "list": {"config.json": []}, "quantization": {"config.json": {"quantization": []}}, "config-twice": {"config.json": '{"a": 1, "a": 1}'},
             "map-twice": {"model.safetensors.index.json": '{"weight_map": ' + json.dumps(index["weight_map"])[:-1] + ', "norm": "a-2.safetensors"}}'},
         }
         for name, files in changes.items():
@@ -359,7 +359,8 @@ class Cases:
     # --- the container ---
 
     def container_bad(self):
-        kv = self.metadata({"group": 32, "scale_type": "f16", "policy": "finite", "scale": "rms", "sign_seed": 42, "raw": ["a", "b"]})
+        kv = self.metadata({"group": 32, "scale_type": "f16", "policy": "finite", "scale": "rms", "sign_seed": 42, "layers": [],
+                            "raw": ["a", "b"]})
         tensors = {"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}, "b": {"dtype": "F16", "shape": [2], "data_offsets": [4, 8]}}
         meta = json.dumps(kv)
 
@@ -382,7 +383,7 @@ class Cases:
             file(text().encode().replace(b'"b"', b'"\xff"')), file(text().replace('"b"', r'"\ud800"')),
             file(text(extra=', "a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}')),
             file(text(more=1)), file(text(shape="absent")), file(text(dtype="absent")), file(text(data_offsets="absent")),
-            file(text(dtype="F17")), file(text(shape=[2.0])), file(text(shape=[-2])), file(text(shape="2")), file(text(shape=[3])),
+            file(text(dtype="F17")), file(text(dtype="F4", shape=[7])), file(text(shape=[2.0])), file(text(shape=[-2])), file(text(shape="2")), file(text(shape=[3])),
             file(text(shape=[0, 2**62, 2**62], data_offsets=[8, 8])), file(text(data_offsets=[4, 8, 8])), file(text(data_offsets=[8, 4])),
             file(text(data_offsets=[3, 7])), file(text(data_offsets=[4, 12])), file(text(), payload=b"123456789"), file(text(), payload=b"1234567"),
             file(text(data_offsets=[5, 9]), payload=b"123456789"), file(text().replace('"own": "', '"own": 1, "x": "')), file("[]"), file(""),

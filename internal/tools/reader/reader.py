@@ -20,8 +20,9 @@ import numpy as np
 
 F = np.float32
 TABLES = json.loads((pathlib.Path(__file__).resolve().parents[3] / "docs/tables.json").read_text())
-SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
-         "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8}
+BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+        "F8_E5M2FNUZ": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64,
+        "C64": 64}
 
 
 class Refused(Exception):
@@ -172,12 +173,13 @@ class Object(dict):
         self.twice = len(self) < len(members)
 
 
-def parse(text):
+def parse(text, python=False):
+    """Any JSON value; python allows NaN and infinities."""
     def refuse(name):
         raise Refused(f"{name} is not JSON")
 
     try:
-        v = json.loads(text, object_pairs_hook=Object, parse_constant=refuse)
+        v = json.loads(text, object_pairs_hook=Object, parse_constant=float if python else refuse)
         json.dumps(v, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:  # UnicodeEncodeError, half a surrogate pair, is a ValueError
         raise Refused(f"JSON: {e}") from None
@@ -221,20 +223,20 @@ class File:
         except UnicodeDecodeError:
             raise Refused("the header is not UTF-8") from None
         header, payload = once(parse(text), deep=True), raw[8 + n:]
-        self.metadata = header.pop("__metadata__", {})
+        self.metadata = header.pop("__metadata__", None) or {}
         need(isinstance(self.metadata, dict) and all(type(v) is str for v in self.metadata.values()), "metadata")
         self.tensors, ranges = {}, []
         for name, t in header.items():
             need(isinstance(t, dict) and set(t) == {"dtype", "shape", "data_offsets"}, f"{name}: fields")
-            need(type(t["dtype"]) is str and t["dtype"] in SIZES, f"{name}: dtype")
+            need(type(t["dtype"]) is str and t["dtype"] in BITS, f"{name}: dtype")
             need(integers(t["shape"]), f"{name}: shape")
             need(integers(t["data_offsets"]) and len(t["data_offsets"]) == 2, f"{name}: offsets")
-            size, whole = SIZES[t["dtype"]], SIZES[t["dtype"]]
+            size = whole = BITS[t["dtype"]]
             for v in t["shape"]:
                 size, whole = size * v, whole * (v or 1)
-            need(whole < 2**63, f"{name}: size")
+            need(whole < 2**66 and size % 8 == 0, f"{name}: size")
             lo, hi = t["data_offsets"]
-            need(lo <= hi <= len(payload) and hi - lo == size, f"{name}: offsets")
+            need(lo <= hi <= len(payload) and hi - lo == size // 8, f"{name}: offsets")
             ranges.append((lo, hi))
             self.tensors[name] = Tensor(t["dtype"], t["shape"], payload[lo:hi])
         end = 0
@@ -263,22 +265,22 @@ class Snapshot:
         need(f.metadata.get("turbotrellis.version") == "1", "version")
         need("turbotrellis.kv" in f.metadata, "no description")
         d = members(parse(f.metadata["turbotrellis.kv"]), "turbotrellis.kv",
-                    ("group", "scale_type", "policy", "scale", "sign_seed"), ("layers", "raw"))
+                    ("group", "scale_type", "policy", "scale", "sign_seed", "layers", "raw"))
         need(integer(d["group"]) and d["group"] in (32, 64), "group")
         need(d["scale_type"] in ("f16", "bf16", "f32"), "scale_type")
         need(d["policy"] in ("finite", "compat"), "policy")
         need(d["scale"] in ("rms", "search"), "scale")
         need(integer(d["sign_seed"]) and d["sign_seed"] == 42, "sign_seed")
-        need(d["layers"] is None or type(d["layers"]) is list, "layers")
-        need(d["raw"] is None or type(d["raw"]) is list and all(type(n) is str for n in d["raw"]), "raw")
+        need(type(d["layers"]) is list, "layers")
+        need(type(d["raw"]) is list and all(type(n) is str for n in d["raw"]), "raw")
         self.file, self.group, self.scale_type = f, d["group"], d["scale_type"].upper()
         self.finite = d["policy"] == "finite"
         self.metadata = {k: v for k, v in f.metadata.items()
                          if k not in ("turbotrellis.format", "turbotrellis.version", "turbotrellis.kv")}
-        self.parts, self.raw, self.decoded = [], d["raw"] or [], {}
+        self.parts, self.raw, self.decoded = [], d["raw"], {}
         left = set(f.tensors)
         restored = set()
-        for layer in d["layers"] or []:
+        for layer in d["layers"]:
             layer = members(layer, "layer", ("keys", "values"))
             k, v = self.part(layer["keys"], True), self.part(layer["values"], False)
             need(k["shape"][:-1] == v["shape"][:-1] and k["dtype"] == v["dtype"], "keys and values differ")
@@ -405,10 +407,11 @@ class Model:
         self.config = self.index = None
         if self.dir:
             need((path / "config.json").is_file(), "no config.json")
-            self.config = once(parse((path / "config.json").read_bytes()))
+            self.config = once(parse((path / "config.json").read_bytes(), python=True))
             need(isinstance(self.config, dict), "config.json")
             where = self.list(path)
-            q = self.config.get("quantization", {})
+            q = self.config.get("quantization")
+            q = {} if q is None else q
         else:
             self.files = {path.name: File(path)}
             where = dict.fromkeys(self.files[path.name].tensors, path.name)
@@ -422,7 +425,7 @@ class Model:
     @staticmethod
     def entries_of(metadata):
         try:
-            q = parse(metadata.get("quantization", ""))
+            q = parse(metadata.get("quantization", ""), python=True)
         except Refused:
             return {}
         return q if isinstance(q, dict) else {}
@@ -432,7 +435,7 @@ class Model:
             need((path / "model.safetensors").is_file(), "no model")
             self.files = {"model.safetensors": File(path / "model.safetensors")}
             return dict.fromkeys(self.files["model.safetensors"].tensors, "model.safetensors")
-        self.index = once(parse((path / "model.safetensors.index.json").read_bytes()))
+        self.index = once(parse((path / "model.safetensors.index.json").read_bytes(), python=True))
         need(isinstance(self.index, dict) and isinstance(self.index.get("weight_map"), dict), "weight_map")
         where = once(self.index["weight_map"])
         need(where and all(type(v) is str for v in where.values()), "weight_map")
@@ -476,7 +479,7 @@ def compare(got, want):
         need((g.dtype, g.shape) == (w.dtype, w.shape), f"{name}: {g.dtype} {g.shape}, want {w.dtype} {w.shape}")
         bad = differing(g, w)
         need(bad == 0, f"{name}: {bad} elements differ")
-        n += len(g.data) // SIZES[g.dtype]
+        n += len(g.data) * 8 // BITS[g.dtype]
     return n
 
 
