@@ -54,7 +54,7 @@ func list(t *testing.T, pkg string, deps bool) []listed {
 // Who imports codec, codec/ref or codec/auto gets the standard library and
 // packages of this module, no dependency.
 func TestDependencies(t *testing.T) {
-	for _, pkg := range []string{"codec", "codec/ref", "codec/auto"} {
+	for _, pkg := range []string{"codec", "codec/ref", "codec/cpu", "codec/auto"} {
 		for _, p := range list(t, pkg, true) {
 			if !p.Standard && !strings.HasPrefix(p.ImportPath, module) {
 				t.Errorf("%s depends on %s", pkg, p.ImportPath)

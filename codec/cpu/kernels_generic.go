@@ -1,0 +1,7 @@
+//go:build !goexperiment.simd || !amd64
+
+package cpu
+
+func keyKernelsFor(*keyCoder, Level) keyKernels { return keyKernels{} }
+
+func valueKernelsFor(*valueCoder, Level) valueKernels { return valueKernels{} }

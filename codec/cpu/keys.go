@@ -1,0 +1,228 @@
+package cpu
+
+import (
+	"math"
+
+	"github.com/turbotrellis/turbotrellis/affine"
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/internal/f32"
+)
+
+// eps keeps a scale of zero from dividing (docs/numerics.md §2, §4).
+const eps float32 = 1e-8
+
+// canonMin is the bits of 2^-64, the least canonical magnitude but 0 (docs/numerics.md §1).
+const canonMin = 0x1f800000
+
+// infinity is the bits of +Inf: those of a finite magnitude are less.
+const infinity = 0x7f800000
+
+// magic is 1.5·2^23. A float32 sum of it and a value below 2^22 holds the value, rounded half to even, in its low
+// bits; beyond that the bits, as an int32, still order as the values do.
+const magic = 12582912
+
+// magicBits is the bits of magic.
+const magicBits = 0x4b400000
+
+// keyCoder is the arithmetic of keys (docs/numerics.md §2). Groups do not depend on each other and fill whole
+// bytes, so it takes any number of them.
+type keyCoder struct {
+	format    affine.KeyFormat
+	packer    bitPacker
+	group     int
+	scaleType codec.DType
+	compat    bool
+
+	maxIndex   float32
+	lo, hi     int32   // bits of magic plus the least and greatest index
+	sum        float32 // 1 where the zero point is of lo + hi, else 0
+	rangeScale float32 // what hi − lo is divided by
+	codeLen    int     // bytes of a group's codes
+
+	simd keyKernels
+}
+
+// keyKernels are vector kernels: nil, or for every group but those they say they cannot do.
+type keyKernels struct {
+	encode func(c *keyCoder, w *row, codes, scales, zeros, src []byte, t codec.DType) found
+	decode func(c *keyCoder, w *row, dst, codes, scales, zeros []byte, t codec.DType) int
+}
+
+func newKeyCoder(p codec.KVParams, level Level) keyCoder {
+	f := p.KeyFormat()
+	m := f.MaxIndex()
+	c := keyCoder{
+		format: f, packer: newBitPacker(p.KeyBits), group: p.Group, scaleType: p.ScaleType, compat: p.Policy == codec.Compat,
+		maxIndex: float32(m), lo: magicBits, hi: magicBits + int32(m), rangeScale: float32(m), codeLen: p.Group / 8 * p.KeyBits,
+	}
+	if f.Signed {
+		c.lo, c.rangeScale, c.sum = magicBits-int32(m), 2*c.maxIndex, 1
+	}
+	c.simd = keyKernelsFor(&c, level)
+	return c
+}
+
+// encode packs the groups of src, elements of type t without gaps.
+func (c *keyCoder) encode(w *row, codes, scales, zeros, src []byte, t codec.DType) found {
+	if c.simd.encode != nil {
+		return c.simd.encode(c, w, codes, scales, zeros, src, t)
+	}
+	f := clean
+	step, size := c.group*t.Size(), c.scaleType.Size()
+	x := w.group.x[:c.group]
+	for g := 0; len(src) > 0; g++ {
+		widen(x, src[:step], t)
+		src = src[step:]
+		if !c.encodeGroup(&f, g, &w.group, codes[g*c.codeLen:][:c.codeLen], scales[g*size:][:size], zeros[g*size:][:size]) {
+			return f
+		}
+	}
+	return f
+}
+
+// encodeGroup packs the group in w.x, number g of its run. It notes the first overflow in f. It is false after
+// an element that is not finite, which it notes.
+func (c *keyCoder) encodeGroup(f *found, g int, w *group, codes, scale, zero []byte) bool {
+	x := w.x[:c.group]
+	lo, hi, ok := c.canonRange(x)
+	if !ok {
+		for i, v := range x {
+			if !f32.IsFinite(v) {
+				f.nonFinite = g*c.group + i
+				break
+			}
+		}
+		return false
+	}
+	s := (hi - lo) / c.rangeScale
+	se := s + eps
+	var z float32
+	if c.format.Signed {
+		z = f32.Rint((hi + lo) / float32(2*se))
+	} else {
+		z = f32.Rint(lo / se)
+	}
+	index := w.index[:c.group]
+	if f32.IsFinite(z) && se <= math.MaxFloat32 {
+		c.indices(index, x, se, z)
+	} else {
+		s, z = c.format.Quantize(index, x)
+	}
+	t := c.scaleType
+	if !c.compat {
+		if f32.IsFinite(t.Round(s)) && !f32.IsFinite(t.Round(z)) {
+			s, z = affine.Midpoint(lo, hi), 1
+			clear(index)
+		}
+		if !f32.IsFinite(t.Round(s)) && f.overflow < 0 {
+			f.overflow = g * c.group
+		}
+	}
+	t.Store(scale, s)
+	t.Store(zero, z)
+	c.packer.pack(codes, index)
+	return true
+}
+
+// canonRange makes x canonical and returns its least and greatest element, or false where an element is not
+// finite; x is then unchanged up to it.
+//
+// Bits order as values do once those of negative values are turned over, and the minimum of two integers takes
+// no branch.
+func (c *keyCoder) canonRange(x []float32) (lo, hi float32, ok bool) {
+	lo0, hi0, lo1, hi1 := int32(math.MaxInt32), int32(math.MinInt32), int32(math.MaxInt32), int32(math.MinInt32)
+	if c.compat { // zeros keep their sign
+		for i, v := range x {
+			b := math.Float32bits(v)
+			if b&0x7fffffff < canonMin {
+				b &= 0x80000000
+				x[i] = math.Float32frombits(b)
+			}
+			k := order(b)
+			lo0, hi0 = min(lo0, k), max(hi0, k)
+		}
+	} else {
+		for i := 0; i+2 <= len(x); i += 2 {
+			p := (*[2]float32)(x[i:])
+			a, b := canonBits(p[0]), canonBits(p[1])
+			p[0], p[1] = math.Float32frombits(a), math.Float32frombits(b)
+			ka, kb := order(a), order(b)
+			lo0, hi0 = min(lo0, ka), max(hi0, ka)
+			lo1, hi1 = min(lo1, kb), max(hi1, kb)
+		}
+		lo0, hi0 = min(lo0, lo1), max(hi0, hi1)
+	}
+	if hi0 >= infinity || lo0 <= ^int32(infinity) {
+		return 0, 0, false
+	}
+	lo, hi = unorder(lo0), unorder(hi0)
+	if c.compat && (lo == 0 || hi == 0) {
+		lo, hi = affine.MinMax(x) // of zeros of both signs, the first counts
+	}
+	return lo, hi, true
+}
+
+// canonBits returns the bits of x, or 0 for a magnitude below 2^-64.
+func canonBits(x float32) uint32 {
+	b := math.Float32bits(x)
+	return b & uint32(int32(canonMin-1-b&0x7fffffff)>>31)
+}
+
+// order maps the bits of a float32 to an integer that orders as the value does, −0 below +0.
+func order(b uint32) int32 { return int32(b) ^ int32(uint32(int32(b)>>31)>>1) }
+
+func unorder(k int32) float32 {
+	return math.Float32frombits(uint32(k ^ int32(uint32(k>>31)>>1)))
+}
+
+// indices writes clip(rint(x/se − zero)), with se and zero finite.
+//
+// The quotient is the product with a float64 reciprocal, rounded to float32: both roundings of float64 together
+// move it by less than 2^-51 of itself, and no quotient of two float32 that is not subnormal lies within 2^-49
+// of a midpoint between two float32. A subnormal quotient does not reach the index.
+func (c *keyCoder) indices(index []byte, x []float32, se, zero float32) {
+	r := 1 / float64(se)
+	lo, hi := c.lo, c.hi
+	for i := 0; i+8 <= len(x); i += 8 {
+		d, s := (*[8]byte)(index[i:]), (*[8]float32)(x[i:])
+		for j, v := range s {
+			q := float32(float64(v)*r) - zero
+			d[j] = byte(min(max(int32(math.Float32bits(q+magic)), lo), hi))
+		}
+	}
+}
+
+// decode unpacks groups into dst, elements of type t without gaps, and returns how many it saturated.
+func (c *keyCoder) decode(w *row, dst, codes, scales, zeros []byte, t codec.DType) (saturated int) {
+	if c.simd.decode != nil {
+		return c.simd.decode(c, w, dst, codes, scales, zeros, t)
+	}
+	step, size := c.group*t.Size(), c.scaleType.Size()
+	x, index := w.group.x[:c.group], w.group.index[:c.group]
+	for g := 0; len(dst) > 0; g++ {
+		scale, zero := c.scaleType.Load(scales[g*size:]), c.scaleType.Load(zeros[g*size:])
+		c.packer.unpack(index, codes[g*c.codeLen:][:c.codeLen])
+		c.dequantize(x, index, scale, zero)
+		saturated += narrow(dst[:step], x, t, !c.compat)
+		dst = dst[step:]
+	}
+	return saturated
+}
+
+func (c *keyCoder) dequantize(x []float32, index []byte, scale, zero float32) {
+	if c.format.Signed {
+		for i := 0; i+8 <= len(x); i += 8 {
+			d, s := (*[8]float32)(x[i:]), (*[8]byte)(index[i:])
+			for j, v := range s {
+				d[j] = (float32(int32(int8(v))) + zero) * scale
+			}
+		}
+		return
+	}
+	for i := 0; i+8 <= len(x); i += 8 {
+		d, s := (*[8]float32)(x[i:]), (*[8]byte)(index[i:])
+		for j, v := range s {
+			d[j] = (float32(int32(v)) + zero) * scale
+		}
+	}
+}
