@@ -5,7 +5,8 @@
 // # Which are built in
 //
 //	metal  with -tags metal; runs on a Mac with Apple silicon
-//	ref    always
+//	cpu    always
+//	ref    always: the definition, where another is in doubt
 //
 // A backend is one candidate in the list of this file. One that a build tag
 // guards has its candidate in two files: name.go under the tag, the only file
@@ -21,6 +22,7 @@ import (
 	"strings"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/cpu"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
 )
 
@@ -37,7 +39,16 @@ type candidate struct {
 // candidates holds every backend, fastest first. The last always opens.
 var candidates = [...]candidate{
 	metalBackend,
+	{"cpu", openCPU},
 	{"ref", func() (codec.Backend, error) { return ref.New(), nil }},
+}
+
+func openCPU() (codec.Backend, error) {
+	b, err := cpu.Open()
+	if err != nil {
+		return nil, err // not b: a nil *cpu.Backend in an interface is not nil
+	}
+	return b, nil
 }
 
 // Names returns the names that OpenName knows, fastest first. A backend may be
