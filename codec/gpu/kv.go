@@ -77,7 +77,7 @@ func (c *KV) encodeKeys(out codec.Keys, t codec.Tensor) (status, error) {
 	scales := b.packed(out.Scales, p.ScaleType.Size(), groups, lead, true)
 	zeros := b.packed(out.Zeros, p.ScaleType.Size(), groups, lead, true)
 	found := newStatus()
-	k, err := b.kernels.pick(need{op: "keys_encode", keyBits: p.KeyBits, signed: p.KeySigned}, wholeSIMD)
+	k, err := b.kernels.pick(need{op: "keys_encode", keyBits: p.Keys.Bits(), signed: p.Keys.Signed()}, wholeSIMD)
 	if err != nil {
 		return found, err
 	}
@@ -145,7 +145,7 @@ func (c *KV) encodeValues(out codec.Values, t codec.Tensor) (status, error) {
 	codes := b.packed(out.Codes, 1, codesLen, lead, true)
 	scales := b.packed(out.Scales, p.ScaleType.Size(), groups, lead, true)
 	found := newStatus()
-	k, err := b.kernels.pick(need{op: "values_encode", bits: p.ValueBits, dim: d}, b.rowOf(d))
+	k, err := b.kernels.pick(need{op: "values_encode", bits: p.Values.Bits(), dim: d}, b.rowOf(d))
 	if err != nil {
 		return found, err
 	}
@@ -158,7 +158,7 @@ func (c *KV) encodeValues(out codec.Values, t codec.Tensor) (status, error) {
 		if err != nil {
 			return err
 		}
-		table, err := j.table(tableKey{levelTable, p.ValueBits, 0})
+		table, err := j.table(tableKey{levelTable, p.Values.Bits(), 0})
 		if err != nil {
 			return err
 		}
@@ -203,7 +203,7 @@ func (c *KV) DecodeKeys(dst codec.Tensor, k codec.Keys) error {
 
 func (c *KV) decodeKeys(dst codec.Tensor, keys codec.Keys) error {
 	b, p := c.b, c.p
-	k, err := b.kernels.pick(need{op: "keys_decode", keyBits: p.KeyBits, signed: p.KeySigned}, accept)
+	k, err := b.kernels.pick(need{op: "keys_decode", keyBits: p.Keys.Bits(), signed: p.Keys.Signed()}, accept)
 	if err != nil {
 		return err
 	}
@@ -265,12 +265,12 @@ func (c *KV) DecodeValuesRotated(dst codec.Tensor, v codec.Values) error {
 func (c *KV) decodeValues(dst codec.Tensor, values codec.Values) error {
 	b, p := c.b, c.p
 	d := p.ValueHeadDim
-	k, err := b.kernels.pick(need{op: "values_decode", bits: p.ValueBits}, accept)
+	k, err := b.kernels.pick(need{op: "values_decode", bits: p.Values.Bits()}, accept)
 	if err != nil {
 		return err
 	}
 	return b.overRows(3, append(c.values(values), b.tensor(dst, true)), func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
-		table, err := j.table(tableKey{levelTable, p.ValueBits, 0})
+		table, err := j.table(tableKey{levelTable, p.Values.Bits(), 0})
 		if err != nil {
 			return err
 		}
@@ -321,13 +321,13 @@ func (c *KV) jointArgs(pl plan, row, n int, v []shaders.View, dstK, dstV codec.D
 
 func (c *KV) decodeJoint(dstK, dstV codec.Tensor, keys codec.Keys, values codec.Values) error {
 	b, p := c.b, c.p
-	k, err := b.kernels.pick(need{op: "kv_decode", bits: p.ValueBits, keyBits: p.KeyBits, signed: p.KeySigned}, accept)
+	k, err := b.kernels.pick(need{op: "kv_decode", bits: p.Values.Bits(), keyBits: p.Keys.Bits(), signed: p.Keys.Signed()}, accept)
 	if err != nil {
 		return err
 	}
 	ops := append(append(c.keys(keys), c.values(values)...), b.tensor(dstK, true), b.tensor(dstV, true))
 	return b.overRows(3, ops, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
-		table, err := j.table(tableKey{levelTable, p.ValueBits, 0})
+		table, err := j.table(tableKey{levelTable, p.Values.Bits(), 0})
 		if err != nil {
 			return err
 		}
@@ -343,7 +343,7 @@ func (c *KV) decodeJoint(dstK, dstV codec.Tensor, keys codec.Keys, values codec.
 func (c *KV) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values codec.Values) error {
 	b, p := c.b, c.p
 	d := p.ValueHeadDim
-	k, err := b.kernels.pick(need{op: "kv_inverse", bits: p.ValueBits, dim: d}, b.rowOf(d))
+	k, err := b.kernels.pick(need{op: "kv_inverse", bits: p.Values.Bits(), dim: d}, b.rowOf(d))
 	if err != nil {
 		return err
 	}
@@ -353,7 +353,7 @@ func (c *KV) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values code
 		ops = append(append(ops, c.keys(keys)...), b.tensor(dstK, true))
 	}
 	return b.overRows(3, ops, func(j *job, pl plan, row, n int, at []gpu.Binding, v []shaders.View) error {
-		table, err := j.table(tableKey{levelTable, p.ValueBits, 0})
+		table, err := j.table(tableKey{levelTable, p.Values.Bits(), 0})
 		if err != nil {
 			return err
 		}
@@ -372,8 +372,8 @@ func (c *KV) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values code
 		}
 		args := c.jointArgs(pl, row, n, views, dstK.DType, dstV.DType)
 		l := b.launchRow(k, d, n)
-		args.KBits, args.Factor, args.ThreadsPerRow, args.Norm = uint32(p.KeyBits), uint32(factor(d)), uint32(l.ThreadsPerRow), norm(d)
-		if p.KeySigned {
+		args.KBits, args.Factor, args.ThreadsPerRow, args.Norm = uint32(p.Keys.Bits()), uint32(factor(d)), uint32(l.ThreadsPerRow), norm(d)
+		if p.Keys.Signed() {
 			args.KSigned = 1
 		}
 		if !both {

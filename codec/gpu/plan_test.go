@@ -336,7 +336,7 @@ func TestPlans(t *testing.T) {
 		}
 	}
 	kv := func(d, bits int) codec.KVParams {
-		return codec.KVParams{HeadDim: 64, KeyBits: 4, ValueHeadDim: d, ValueBits: bits}
+		return codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, ValueHeadDim: d, Values: valueFormat(bits)}
 	}
 	for _, test := range []struct {
 		name    string
@@ -400,7 +400,7 @@ func TestPipelineWidth(t *testing.T) {
 	d := newFake()
 	b := openFake(t, d)
 	d.width = 64
-	kv, err := b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv, err := b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -414,7 +414,7 @@ func TestStatusWords(t *testing.T) {
 	const clear = shaders.StatusClear
 	d := newFake()
 	b := openFake(t, d, func(o *Options) { o.stage = 10 * 4 * 64 })
-	kv, err := b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv, err := b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -456,7 +456,7 @@ func TestStatusWords(t *testing.T) {
 func TestDeviceErrors(t *testing.T) {
 	d := newFake()
 	b := openFake(t, d)
-	kv, err := b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv, err := b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -500,7 +500,7 @@ func TestLog(t *testing.T) {
 	b := openFake(t, d, func(o *Options) {
 		o.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})
-	kv, err := b.KV(codec.KVParams{HeadDim: 128, KeyBits: 4, ValueBits: 3})
+	kv, err := b.KV(codec.KVParams{HeadDim: 128, Keys: codec.Q4_0, Values: codec.Q3_0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -538,4 +538,15 @@ func TestConstants(t *testing.T) {
 	if want := 1 / math.Sqrt(sum/65536); err != nil || math.Abs(float64(got)-want) > 1e-7 {
 		t.Errorf("inverse %v, want %v: %v", got, want, err)
 	}
+}
+
+// keyFormat and valueFormat return the format of so many bits, or none.
+func keyFormat(bits int, signed bool) codec.Format {
+	f, _ := codec.KeyFormat(bits, signed)
+	return f
+}
+
+func valueFormat(bits int) codec.Format {
+	f, _ := codec.ValueFormat(bits)
+	return f
 }
