@@ -54,8 +54,10 @@ func (c *Code) UnmarshalText(text []byte) error {
 }
 
 func (c Code) validate() error {
-	_, err := c.MarshalText()
-	return err
+	if int(c) >= len(codeNames) {
+		return fault.New(ErrParams, "%v is not a code", c)
+	}
+	return nil
 }
 
 // value returns f(s) for s in [0, 2^16); c is valid.
