@@ -1,29 +1,25 @@
 package codec
 
 import (
-	"cmp"
 	"errors"
 	"strconv"
-
-	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // Classes of error. Every error that a backend returns about its input wraps
-// exactly one of them inside an *Error. Errors of the packages below wrap the
-// same classes.
+// exactly one of them inside an *Error.
 var (
 	// ErrParams reports parameters that describe no codec.
-	ErrParams = fault.ErrParams
+	ErrParams = errors.New("invalid parameters")
 	// ErrShape reports a tensor or packed form whose shape, strides or length
 	// do not fit the parameters, the data or each other.
-	ErrShape = fault.ErrShape
+	ErrShape = errors.New("shape does not fit")
 	// ErrDType reports an element type that the operation does not take.
-	ErrDType = fault.ErrDType
+	ErrDType = errors.New("element type does not fit")
 	// ErrNonFinite reports NaN or an infinity in an encoder's input.
-	ErrNonFinite = fault.ErrNonFinite
+	ErrNonFinite = errors.New("not finite")
 	// ErrScaleOverflow reports a group or row whose scale is too large for the
 	// scale type.
-	ErrScaleOverflow = fault.ErrScaleOverflow
+	ErrScaleOverflow = errors.New("scale overflows")
 	// ErrUnsupported reports valid parameters that this backend does not serve.
 	ErrUnsupported = errors.New("unsupported")
 	// ErrUnavailable reports a backend that cannot run here.
@@ -43,20 +39,17 @@ type Error struct {
 	Reason string // what was found, with its numbers
 }
 
-// Error returns "tensor: element index: reason (class)", without the parts that
-// are not set.
+// Error returns "codec: tensor: element index: reason (class)", without the
+// parts that are not set.
 func (e *Error) Error() string {
-	s := ""
+	s := "codec: "
 	if e.Tensor != "" {
 		s += e.Tensor + ": "
 	}
 	if e.Index != NoIndex {
 		s += "element " + strconv.Itoa(e.Index) + ": "
 	}
-	switch {
-	case e.Err == nil:
-		return s + cmp.Or(e.Reason, "unknown error")
-	case e.Reason == "":
+	if e.Reason == "" {
 		return s + e.Err.Error()
 	}
 	return s + e.Reason + " (" + e.Err.Error() + ")"

@@ -60,9 +60,9 @@ func dim(p codec.KVParams, values bool) int {
 
 func bitsOfIndex(p codec.KVParams, values bool) int {
 	if values {
-		return p.Values.Bits()
+		return p.ValueBits
 	}
-	return p.Keys.Bits()
+	return p.KeyBits
 }
 
 func rowLen(p codec.KVParams, values bool) (codes, scales int) {

@@ -3,7 +3,6 @@ package conformance_test
 import (
 	"bytes"
 	"context"
-	"encoding"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -472,8 +471,10 @@ func TestVectorReference(t *testing.T) {
 	}
 	wide := func(x []float32) []byte { return clean(codec.F32, codec.FromF32(x, len(x)).Data) }
 	dtype := func(t *testing.T, name string) codec.DType {
-		var d codec.DType
-		parse(t, &d, name)
+		d, err := codec.ParseDType(name)
+		if err != nil {
+			t.Fatal(err)
+		}
 		return d
 	}
 	input := func(t *testing.T, v *vector) (codec.Tensor, [][]float32) {
@@ -499,13 +500,11 @@ func TestVectorReference(t *testing.T) {
 		return kv, stages
 	}
 	eachVector(t, "keys", func(t *testing.T, v *vector) {
-		f, err := codec.KeyFormat(v.Params.Bits, v.Params.Signed)
+		policy, err := codec.ParsePolicy(v.Params.Policy)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var policy codec.Policy
-		parse(t, &policy, v.Params.Policy)
-		kv, stages := kvOf(t, v, codec.KVParams{HeadDim: v.Params.HeadDim, ValueHeadDim: 64, Values: codec.Q2_0, Keys: f, Policy: policy})
+		kv, stages := kvOf(t, v, codec.KVParams{HeadDim: v.Params.HeadDim, ValueHeadDim: 64, ValueBits: 2, KeyBits: v.Params.Bits, KeySigned: v.Params.Signed, Policy: policy})
 		x, rows := input(t, v)
 		var canon, scale, zero, index []byte
 		for _, row := range rows {
@@ -533,13 +532,11 @@ func TestVectorReference(t *testing.T) {
 		same(t, "decoded", clean(out.DType, out.Data), v.Decoded.Bits)
 	})
 	eachVector(t, "values", func(t *testing.T, v *vector) {
-		f, err := codec.ValueFormat(v.Params.Bits)
+		rule, err := codec.ParseScaleRule(v.Params.Rule)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var rule codec.ScaleRule
-		parse(t, &rule, v.Params.Rule)
-		kv, stages := kvOf(t, v, codec.KVParams{HeadDim: 64, Keys: codec.Uint8, ValueHeadDim: v.Params.HeadDim, Values: f, Scale: rule})
+		kv, stages := kvOf(t, v, codec.KVParams{HeadDim: 64, KeyBits: 8, ValueHeadDim: v.Params.HeadDim, ValueBits: v.Params.Bits, Scale: rule})
 		x, rows := input(t, v)
 		var canon, rotated, scale, index []byte
 		for _, row := range rows {
@@ -571,9 +568,16 @@ func TestVectorReference(t *testing.T) {
 	})
 	eachVector(t, "weights", func(t *testing.T, v *vector) {
 		p := trellis.Params{L: v.Params.L, K: v.Params.K, T: v.Params.T}
-		parse(t, &p.Code, v.Params.Code)
-		parse(t, &p.Scale, v.Params.Rule)
-		parse(t, &p.Policy, v.Params.Policy)
+		var err error
+		if p.Code, err = trellis.ParseCode(v.Params.Code); err != nil {
+			t.Fatal(err)
+		}
+		if p.Scale, err = trellis.ParseScaleRule(v.Params.Rule); err != nil {
+			t.Fatal(err)
+		}
+		if v.Params.Policy == trellis.Compat.String() {
+			p.Policy = trellis.Compat
+		}
 		c, err := ref.New().Trellis(p)
 		if err != nil {
 			t.Fatal(err)
@@ -610,11 +614,4 @@ func TestVectorReference(t *testing.T) {
 		t.Fatal("nothing compared")
 	}
 	t.Logf("compared %d bytes", compared)
-}
-
-func parse(t *testing.T, v encoding.TextUnmarshaler, name string) {
-	t.Helper()
-	if err := v.UnmarshalText([]byte(name)); err != nil {
-		t.Fatal(err)
-	}
 }

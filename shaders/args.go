@@ -26,6 +26,10 @@ const (
 	CodeLUT   uint32 = 2
 )
 
+// A decoder of keys or values adds to its word `limited` how many results it limited to ±65504
+// under PolicyFinite (docs/numerics.md §2); it leaves the buffer alone where its outputs are not
+// f16 or the policy is another.
+//
 // An encoder's status buffer is StatusWords uint32, each StatusClear before the dispatch.
 // A word then holds the smallest offending index of the dispatch: for StatusNonFinite
 // local row · dim + column, for StatusScaleOverflow local row · groups in a row + group
@@ -50,7 +54,9 @@ type HadamardArgs struct {
 	X, Y                            View
 	N1, N2, Row0, Rows, Dim, Factor uint32
 	ThreadsPerRow, XType, YType     uint32
+	Policy                          uint32
 	Norm                            float32
+	Pad                             uint32
 }
 
 // KeysEncodeArgs: codes are bytes; scales and zeros are ScaleType.
@@ -65,7 +71,8 @@ type KeysEncodeArgs struct {
 type KeysDecodeArgs struct {
 	Codes, Scales, Zeros, Out      View
 	N1, N2, Row0, Rows, Dim, Group uint32
-	ScaleType, OutType, Wide, Pad  uint32
+	ScaleType, OutType, Wide       uint32
+	Policy                         uint32
 }
 
 // ValuesEncodeArgs: Search is 1 for the searched scale. Norm, Factor as in HadamardArgs.
@@ -81,7 +88,8 @@ type ValuesEncodeArgs struct {
 type ValuesDecodeArgs struct {
 	Codes, Scales, Out             View
 	N1, N2, Row0, Rows, Dim, Group uint32
-	ScaleType, OutType, Wide, Pad  uint32
+	ScaleType, OutType, Wide       uint32
+	Policy                         uint32
 }
 
 // KVDecodeArgs serves kv_decode_* and kv_inverse_*. KDim 0, and for kv_decode_* VDim 0, skips
@@ -94,7 +102,9 @@ type KVDecodeArgs struct {
 	KDim, KGroup, KBits, KSigned          uint32
 	VDim, VGroup, Factor, ThreadsPerRow   uint32
 	ScaleType, KType, VType, KWide, VWide uint32
+	Policy                                uint32
 	Norm                                  float32
+	Pad                                   uint32
 }
 
 // CopyArgs: both views in elements of the size the kernel's name gives.

@@ -126,6 +126,29 @@ static inline void store_float(device uchar* p, uint type, long i, float x) {
     }
 }
 
+// numerics §2: a finite result that would round to an infinity of f16 becomes ±65504, and is
+// counted. 65520 is halfway between 65504 and 65536. By integer compare, as in canon.
+static inline float limit_f16(float x, thread uint& count) {
+    const uint u = as_type<uint>(x);
+    const uint magnitude = u & 0x7fffffffu;
+    if (magnitude >= 0x477ff000u && magnitude < 0x7f800000u) {
+        count += 1u;
+        return as_type<float>((u & 0x80000000u) | 0x477fe000u);
+    }
+    return x;
+}
+
+// Whether a KV decoder limits what it stores as type.
+static inline bool limits(uint policy, uint type) {
+    return policy == POLICY_FINITE && type == TYPE_F16;
+}
+
+static inline void count_limited(device atomic_uint* limited, uint count) {
+    if (count != 0) {
+        atomic_fetch_add_explicit(limited, count, memory_order_relaxed);
+    }
+}
+
 // Four consecutive results. wide says that stride is 1 and the address of four
 // elements is aligned; the host checks it.
 static inline void store_four(device uchar* p, uint type, long i, long stride, bool wide, thread const float* x) {
@@ -146,7 +169,15 @@ static inline void store_four(device uchar* p, uint type, long i, long stride, b
     }
 }
 
-static inline void store_eight(device uchar* p, uint type, long i, long stride, bool wide, thread const float* x) {
+// Eight results of a KV decoder.
+static inline void store_eight(device uchar* p, uint type, long i, long stride, bool wide, bool limit, thread float* x, device atomic_uint* limited) {
+    if (limit) {
+        uint count = 0;
+        for (uint e = 0; e < 8; e++) {
+            x[e] = limit_f16(x[e], count);
+        }
+        count_limited(limited, count);
+    }
     store_four(p, type, i, stride, wide, x);
     store_four(p, type, i + 4 * stride, stride, wide, x + 4);
 }

@@ -92,7 +92,7 @@ static inline void keys_encode_row(const device uchar* x, device uchar* codes, d
 
 // One thread a unit of eight codes.
 template <uint BITS, bool SIGNED>
-static inline void keys_decode_unit(const device uchar* codes, const device uchar* scales, const device uchar* zeros, device uchar* out, constant KeysDecodeArgs& a, uint2 at) {
+static inline void keys_decode_unit(const device uchar* codes, const device uchar* scales, const device uchar* zeros, device uchar* out, device atomic_uint* limited, constant KeysDecodeArgs& a, uint2 at) {
     const uint first = at.x * 8u;
     if (first >= a.dim || at.y >= a.rows) {
         return;
@@ -107,5 +107,5 @@ static inline void keys_decode_unit(const device uchar* codes, const device ucha
     for (uint e = 0; e < 8; e++) {
         v[e] = key_decode(unit_code(unit, e, BITS), SIGNED, zero, scale);
     }
-    store_eight(out, a.out_type, row_offset(a.out, row) + long(first) * a.out.s3, a.out.s3, a.wide != 0, v);
+    store_eight(out, a.out_type, row_offset(a.out, row) + long(first) * a.out.s3, a.out.s3, a.wide != 0, limits(a.policy, a.out_type), v, limited);
 }

@@ -36,9 +36,11 @@ struct HadamardArgs {
     uint threads_per_row;
     uint x_type;
     uint y_type;
+    uint policy;
     float norm;
+    uint pad;
 };
-static_assert(sizeof(HadamardArgs) == 120, "HadamardArgs is laid out as in args.go");
+static_assert(sizeof(HadamardArgs) == 128, "HadamardArgs is laid out as in args.go");
 
 struct KeysEncodeArgs {
     View x;
@@ -72,7 +74,7 @@ struct KeysDecodeArgs {
     uint scale_type;
     uint out_type;
     uint wide;
-    uint pad;
+    uint policy;
 };
 static_assert(sizeof(KeysDecodeArgs) == 200, "KeysDecodeArgs is laid out as in args.go");
 
@@ -108,7 +110,7 @@ struct ValuesDecodeArgs {
     uint scale_type;
     uint out_type;
     uint wide;
-    uint pad;
+    uint policy;
 };
 static_assert(sizeof(ValuesDecodeArgs) == 160, "ValuesDecodeArgs is laid out as in args.go");
 
@@ -137,9 +139,11 @@ struct KVDecodeArgs {
     uint v_type;
     uint k_wide;
     uint v_wide;
+    uint policy;
     float norm;
+    uint pad;
 };
-static_assert(sizeof(KVDecodeArgs) == 352, "KVDecodeArgs is laid out as in args.go");
+static_assert(sizeof(KVDecodeArgs) == 360, "KVDecodeArgs is laid out as in args.go");
 
 struct CopyArgs {
     View x;

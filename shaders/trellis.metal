@@ -322,7 +322,7 @@ static inline void trellis_load(const device uchar* w, const device ushort* scal
         float x = v;
         if (a.scaled != 0) {
             x = canon(v) / divisor;
-        } else if (fabs(v) > sample_limit) {
+        } else if (is_finite(v) && fabs(v) > sample_limit) {
             report(status, STATUS_SCALE_OVERFLOW, b * a.block + t);
         }
         s.samples[t] = 2.0f * x;

@@ -94,7 +94,7 @@ func makeVariants() []Variant {
 	add(Variant{Name: "canary", Family: "canary", Op: "canary", Launch: Single, Args: "CanaryArgs",
 		Params: []Param{{"in", wordsIn}, {"out", wordsOut}}, call: "canary_probe"})
 
-	hadamard := []Param{{"x", bytesIn}, {"y", bytesOut}, {"signs", wordsIn}}
+	hadamard := []Param{{"x", bytesIn}, {"y", bytesOut}, {"signs", wordsIn}, {"limited", status}}
 	for _, d := range laneDims {
 		add(Variant{Name: fmt.Sprintf("hadamard_d%d", d), Family: "hadamard", Op: "hadamard", Dim: d, Launch: Lanes, Args: "HadamardArgs",
 			Params: hadamard, call: fmt.Sprintf("hadamard_lanes<%d>", d/32)})
@@ -108,7 +108,7 @@ func makeVariants() []Variant {
 	}
 	for _, f := range keyFormats {
 		add(Variant{Name: "keys_decode_" + f.name, Family: "keys", Op: "keys_decode", KeyBits: f.bits, Signed: f.signed, Launch: Elements, Args: "KeysDecodeArgs",
-			Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"zeros", bytesIn}, {"out", bytesOut}},
+			Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"zeros", bytesIn}, {"out", bytesOut}, {"limited", status}},
 			call:   fmt.Sprintf("keys_decode_unit<%d, %t>", f.bits, f.signed)})
 	}
 
@@ -124,17 +124,17 @@ func makeVariants() []Variant {
 
 	for _, bits := range valueBits {
 		add(Variant{Name: fmt.Sprintf("values_decode_b%d", bits), Family: "decode", Op: "values_decode", Bits: bits, Launch: Elements, Args: "ValuesDecodeArgs",
-			Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"out", bytesOut}, {"table", floatsIn}}, call: fmt.Sprintf("values_decode_unit<%d>", bits)})
+			Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"out", bytesOut}, {"table", floatsIn}, {"limited", status}}, call: fmt.Sprintf("values_decode_unit<%d>", bits)})
 	}
 	joint := []Param{{"k_codes", bytesIn}, {"k_scales", bytesIn}, {"k_zeros", bytesIn}, {"v_codes", bytesIn}, {"v_scales", bytesIn},
 		{"k_out", bytesOut}, {"v_out", bytesOut}, {"table", floatsIn}}
 	for _, f := range keyFormats {
 		for _, bits := range valueBits {
 			add(Variant{Name: fmt.Sprintf("kv_decode_%s_b%d", f.name, bits), Family: "decode", Op: "kv_decode", Bits: bits, KeyBits: f.bits, Signed: f.signed,
-				Launch: Elements, Args: "KVDecodeArgs", Params: joint, call: fmt.Sprintf("kv_decode_unit<%d, %t, %d>", f.bits, f.signed, bits)})
+				Launch: Elements, Args: "KVDecodeArgs", Params: append(joint[:len(joint):len(joint)], Param{"limited", status}), call: fmt.Sprintf("kv_decode_unit<%d, %t, %d>", f.bits, f.signed, bits)})
 		}
 	}
-	inverse := append(joint[:len(joint):len(joint)], Param{"signs", wordsIn})
+	inverse := append(joint[:len(joint):len(joint)], Param{"signs", wordsIn}, Param{"limited", status})
 	for _, bits := range valueBits {
 		for _, d := range laneDims {
 			add(Variant{Name: fmt.Sprintf("kv_inverse_b%d_d%d", bits, d), Family: "decode", Op: "kv_inverse", Bits: bits, Dim: d, Launch: Lanes,

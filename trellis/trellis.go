@@ -27,21 +27,19 @@ package trellis
 import (
 	"errors"
 	"fmt"
-
-	"github.com/turbotrellis/turbotrellis/internal/enum"
-	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // What is wrong with an input, by class. The errors returned wrap one of these
-// and say more. The first four are codec's of the same names.
+// and say more.
 var (
-	ErrParams        = fault.ErrParams
-	ErrShape         = fault.ErrShape
-	ErrNonFinite     = fault.ErrNonFinite
-	ErrScaleOverflow = fault.ErrScaleOverflow
-	ErrIndex         = errors.New("index out of range")
-	ErrNotTailBiting = errors.New("states have no packed form")
-	ErrSampleRange   = errors.New("sample beyond ±2^60")
+	ErrParams        = errors.New("trellis: invalid parameters")
+	ErrUnknownCode   = errors.New("trellis: unknown code")
+	ErrShape         = errors.New("trellis: shape mismatch")
+	ErrIndex         = errors.New("trellis: index out of range")
+	ErrNotTailBiting = errors.New("trellis: states have no packed form")
+	ErrNonFinite     = errors.New("trellis: value is not finite")
+	ErrSampleRange   = errors.New("trellis: sample beyond ±2^60")
+	ErrScaleOverflow = errors.New("trellis: scale overflows float16")
 )
 
 // ValueError names the input value that could not be coded. Err is
@@ -55,42 +53,31 @@ type ValueError struct {
 }
 
 func (e *ValueError) Error() string {
-	if e.Err == ErrScaleOverflow {
-		return fmt.Sprintf("the scale of the row at %d, %v, overflows f16", e.Index, e.Value)
-	}
-	return fmt.Sprintf("value %d is %v: %v", e.Index, e.Value, e.Err)
+	return fmt.Sprintf("%v (index %d, value %v)", e.Err, e.Index, e.Value)
 }
 
-// Unwrap returns the class.
 func (e *ValueError) Unwrap() error { return e.Err }
 
-// Policy says what an encoder stores for data that the format cannot hold. Here
-// that is the scale of a row of zeros; package codec has more.
+// Policy says what is stored as the scale of an all-zero row.
 type Policy uint8
 
 const (
 	// Finite stores 0, so that the row decodes to exact zeros.
 	Finite Policy = iota
-	// Compat stores 1, as the implementation that the format comes from does;
-	// the row then decodes to the code's values nearest zero.
+	// Compat stores 1, as the reference implementation does; the row then
+	// decodes to the code's values nearest zero. It differs from Finite in
+	// nothing else.
 	Compat
 )
 
-var policies = []string{Finite: "finite", Compat: "compat"}
-
-// String returns finite or compat.
-func (p Policy) String() string { return enum.String("Policy", policies, int(p)) }
-
-// MarshalText returns what String does, or an error for an unknown policy.
-func (p Policy) MarshalText() ([]byte, error) { return enum.Marshal("Policy", "policy", policies, int(p)) }
-
-// UnmarshalText reads finite or compat.
-func (p *Policy) UnmarshalText(text []byte) error {
-	i, err := enum.Unmarshal("policy", policies, text)
-	if err == nil {
-		*p = Policy(i)
+func (p Policy) String() string {
+	switch p {
+	case Finite:
+		return "finite"
+	case Compat:
+		return "compat"
 	}
-	return err
+	return fmt.Sprintf("Policy(%d)", uint8(p))
 }
 
 // ScaleRule says how a row's scale is chosen. The format does not depend on it.
@@ -104,23 +91,25 @@ const (
 	Refit
 )
 
-var scaleRules = []string{RMS: "rms", Refit: "refit"}
-
-// String returns rms or refit.
-func (r ScaleRule) String() string { return enum.String("ScaleRule", scaleRules, int(r)) }
-
-// MarshalText returns what String does, or an error for an unknown rule.
-func (r ScaleRule) MarshalText() ([]byte, error) {
-	return enum.Marshal("ScaleRule", "scale rule", scaleRules, int(r))
+func (r ScaleRule) String() string {
+	switch r {
+	case RMS:
+		return "rms"
+	case Refit:
+		return "refit"
+	}
+	return fmt.Sprintf("ScaleRule(%d)", uint8(r))
 }
 
-// UnmarshalText reads rms or refit.
-func (r *ScaleRule) UnmarshalText(text []byte) error {
-	i, err := enum.Unmarshal("scale rule", scaleRules, text)
-	if err == nil {
-		*r = ScaleRule(i)
+// ParseScaleRule returns the rule named "rms" or "refit".
+func ParseScaleRule(name string) (ScaleRule, error) {
+	switch name {
+	case "rms":
+		return RMS, nil
+	case "refit":
+		return Refit, nil
 	}
-	return err
+	return 0, fmt.Errorf("%w: scale rule %q (known: rms, refit)", ErrParams, name)
 }
 
 // maxT bounds the block so that T·K stays far inside an int everywhere.
@@ -151,15 +140,16 @@ func DefaultParams(k int) Params { return Params{L: 12, K: k, T: 256} }
 func (p Params) Validate() error {
 	switch {
 	case p.K < 1 || p.K > 8:
-		return fault.New(ErrParams, "K = %d, want 1 to 8", p.K)
+		return fmt.Errorf("%w: K = %d, want 1 to 8", ErrParams, p.K)
 	case p.L <= p.K || p.L > maxL:
-		return fault.New(ErrParams, "L = %d with K = %d, want %d to %d", p.L, p.K, p.K+1, maxL)
+		return fmt.Errorf("%w: L = %d with K = %d, want %d to %d", ErrParams, p.L, p.K, p.K+1, maxL)
 	case p.T < 1 || p.T > maxT || p.T*p.K%32 != 0:
-		return fault.New(ErrParams, "T = %d with K = %d, want a multiple of %d up to %d", p.T, p.K, 32/gcd(32, p.K), maxT)
+		return fmt.Errorf("%w: T = %d with K = %d, want a multiple of %d up to %d",
+			ErrParams, p.T, p.K, 32/gcd(32, p.K), maxT)
 	case p.Policy > Compat:
-		return fault.New(ErrParams, "%v is not a policy", p.Policy)
+		return fmt.Errorf("%w: %v", ErrParams, p.Policy)
 	case p.Scale > Refit:
-		return fault.New(ErrParams, "%v is not a scale rule", p.Scale)
+		return fmt.Errorf("%w: %v", ErrParams, p.Scale)
 	}
 	return p.Code.validate()
 }

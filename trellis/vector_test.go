@@ -135,8 +135,7 @@ func TestVectorInterleave(t *testing.T) {
 func TestVectorEncode(t *testing.T) {
 	n := 0
 	for _, c := range vectors.Paths(t) {
-		var code Code
-		err := code.UnmarshalText([]byte(c.Code))
+		code, err := ParseCode(c.Code)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,5 +1,3 @@
-//go:build metal
-
 package gpu
 
 import (
@@ -9,21 +7,19 @@ import (
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/conformance/conftest"
 	"github.com/turbotrellis/turbotrellis/gpu"
-	"github.com/turbotrellis/turbotrellis/gpu/metal"
+	"github.com/turbotrellis/turbotrellis/internal/vectors/vectortest"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
-// The tests of this tag run on whichever driver was compiled in. Without one, or
-// without a device, they skip, unless the environment variable REQUIRE_BACKENDS
-// names metal.
-
-func openDevice() (gpu.Device, error) { return metal.Open(gpu.Options{}) }
+// Build tags choose the device that the tests run on: device_*_test.go define deviceName and openDevice. Where
+// none was compiled in, or none is there, they skip, unless REQUIRE_BACKENDS names it.
 
 // open opens the default device, with wrap around it if there is one.
 func open(t testing.TB, o Options, wrap ...func(gpu.Device) (gpu.Device, error)) *Backend {
 	t.Helper()
-	b, err := Open("metal", func() (gpu.Device, error) {
+	b, err := Open(deviceName, func() (gpu.Device, error) {
 		d, err := openDevice()
 		for _, w := range wrap {
 			if err == nil {
@@ -32,7 +28,7 @@ func open(t testing.TB, o Options, wrap ...func(gpu.Device) (gpu.Device, error))
 		}
 		return d, err
 	}, o)
-	if errors.Is(err, codec.ErrUnavailable) && !strings.Contains(os.Getenv("REQUIRE_BACKENDS"), "metal") {
+	if errors.Is(err, codec.ErrUnavailable) && !strings.Contains(os.Getenv("REQUIRE_BACKENDS"), deviceName) {
 		t.Skip(err)
 	}
 	if err != nil {
@@ -55,11 +51,17 @@ func newCodec(t testing.TB, b *Backend, p codec.KVParams) codec.KV {
 	return kv
 }
 
-func newWeights(t testing.TB, b *Backend, p trellis.Params) *Trellis {
+func newWeights(t testing.TB, b *Backend, p trellis.Params) codec.Trellis {
 	t.Helper()
 	c, err := b.Trellis(p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.(*Trellis)
+	return c
 }
+
+func openBackend() (codec.Backend, error) { return Open(deviceName, openDevice, Options{}) }
+
+func TestConformance(t *testing.T) { conftest.Run(t, deviceName, openBackend) }
+
+func TestVectors(t *testing.T) { vectortest.Run(t, deviceName, openBackend) }

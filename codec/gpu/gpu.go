@@ -1,21 +1,21 @@
-// Package gpu runs every codec on a device of package gpu's kind: it plans the dispatches of package shaders,
-// binds buffers, and turns what the kernels report into errors. It computes nothing itself: every bit of an
-// output comes from a kernel. It knows no particular device; codec/metal opens one over Metal.
+// Package gpu runs every codec on any device of package gpu's kind: it plans the dispatches of package shaders,
+// binds buffers, and reads what the kernels report. It computes nothing itself: every bit of an output comes
+// from a kernel. It knows no particular device; codec/metal opens one over Metal.
 //
 // # Memory
 //
-// A tensor in Go memory is copied to the device and back, in pieces where it is
-// large. One that lies in memory from Backend.Alloc is used where it is, strides
-// and all: encoders and decoders recognise it by its address.
+// A tensor in Go memory is copied to the device and back, in slabs of rows where it is large. A tensor in
+// memory from Backend.Alloc is used where it is, with its strides: encoders and decoders recognise it by its
+// address.
 package gpu
 
 import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/gpu"
 	"github.com/turbotrellis/turbotrellis/shaders"
 	"github.com/turbotrellis/turbotrellis/trellis"
@@ -23,8 +23,8 @@ import (
 
 // Options observe a backend. The zero value does not.
 type Options struct {
-	// Log, if not nil, gets a debug record for each dispatch: the kernel, why a
-	// more special one was passed over, rows, grid and bytes of threadgroup memory.
+	// Log, if not nil, receives one debug record per dispatch: the kernel, why a more specialised one was not
+	// used, rows, grid, and bytes of threadgroup memory.
 	Log *slog.Logger
 
 	source func(family string) (string, error) // in place of shaders.FamilySource
@@ -32,29 +32,15 @@ type Options struct {
 	exact  bool                                // buffers exactly as long as what they hold, and none kept
 }
 
-// Backend runs every codec on one device.
+// Backend is a codec.Backend on one device, with memory that the device and Go share.
 type Backend struct {
-	name    string
-	dev     gpu.Device
-	info    gpu.Info
-	opts    Options
-	flushes bool
-	kernels kernels
-	tables  tables
-	pool    pool
-	memory  memory
-
-	// mu is held for reading by every call, since calls read and write memory
-	// that Close takes away.
-	mu     sync.RWMutex
-	closed bool
+	codec.Backend
+	engine *engine
 }
 
-var _ codec.Backend = (*Backend)(nil)
-
-// Open opens a device and makes sure, by running the canary kernel, that it does
-// arithmetic as docs/numerics.md needs. name is the backend's. It fails with codec.ErrUnavailable,
-// naming the reason, where open fails and where the device fails a check of the canary.
+// Open opens a device and checks, by running the canary kernel, that it does arithmetic as docs/numerics.md
+// needs. name is the backend's. Open fails with codec.ErrUnavailable and the reason if open fails or the device
+// fails a check of the canary.
 func Open(name string, open func() (gpu.Device, error), o Options) (*Backend, error) {
 	if o.source == nil {
 		o.source = shaders.FamilySource
@@ -66,40 +52,63 @@ func Open(name string, open func() (gpu.Device, error), o Options) (*Backend, er
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	b := &Backend{name: name, dev: dev, info: dev.Info(), opts: o}
-	b.kernels = kernels{dev: dev, source: o.source, libraries: map[string]gpu.Library{}, pipelines: map[string]gpu.Pipeline{}}
-	b.tables = tables{dev: dev, limit: tableBytes, entries: map[tableKey]*table{}}
-	b.pool = pool{dev: dev, limit: idleBytes, exact: o.exact, max: b.info.MaxBuffer}
-	if b.flushes, err = b.canary(); err != nil {
-		return nil, unavailable(errors.Join(fmt.Errorf("%s: %w", b.info.Name, err), dev.Close()))
+	e := &engine{name: name, dev: dev, info: dev.Info(), opts: o}
+	e.kernels = kernels{dev: dev, source: o.source, libraries: map[string]gpu.Library{}, pipelines: map[string]gpu.Pipeline{}}
+	e.tables = tables{dev: dev, limit: tableBytes, entries: map[tableKey]*table{}}
+	e.pool = pool{dev: dev, limit: idleBytes, exact: o.exact, max: e.info.MaxBuffer}
+	if e.flushes, err = e.canary(); err != nil {
+		return nil, unavailable(errors.Join(fmt.Errorf("%s: %w", e.info.Name, err), dev.Close()))
 	}
-	return b, nil
+	return &Backend{driver.New(e), e}, nil
 }
 
+// Info describes the device.
+func (b *Backend) Info() gpu.Info { return b.engine.info }
+
+// Flushes reports whether the device flushes f32 subnormals to zero, as the canary found it. Apple's GPUs do.
+// No bit of an output depends on it.
+func (b *Backend) Flushes() bool { return b.engine.flushes }
+
+// engine is the driver.Backend of a device.
+type engine struct {
+	name    string
+	dev     gpu.Device
+	info    gpu.Info
+	opts    Options
+	flushes bool
+	kernels kernels
+	tables  tables
+	pool    pool
+	memory  memory
+	pace    pace
+}
+
+var _ driver.Backend = (*engine)(nil)
+
 // canary runs the canary kernel and judges its answers.
-func (b *Backend) canary() (flushes bool, err error) {
+func (e *engine) canary() (flushes bool, err error) {
 	in, args := shaders.CanaryInput()
 	v, _ := shaders.Lookup("canary")
-	k, err := b.kernels.get(v)
+	k, err := e.kernels.get(v)
 	if err != nil {
 		return false, err
 	}
-	defer b.pool.drain()
-	src, err := b.pool.get(len(in))
+	defer e.pool.drain()
+	src, err := e.pool.get(len(in))
 	if err != nil {
 		return false, err
 	}
-	defer b.pool.put(src)
-	out, err := b.pool.get(shaders.CanaryLen)
+	defer e.pool.put(src)
+	out, err := e.pool.get(shaders.CanaryLen)
 	if err != nil {
 		return false, err
 	}
-	defer b.pool.put(out)
+	defer e.pool.put(out)
 	answer := make([]byte, shaders.CanaryLen)
 	if err := errors.Join(src.Upload(0, in), out.Upload(0, answer)); err != nil {
 		return false, err
 	}
-	if _, err := b.dev.Run(gpu.Dispatch{
+	if _, err := e.dev.Run(gpu.Dispatch{
 		Pipeline:  k.pipeline,
 		Buffers:   []gpu.Binding{{Buffer: src}, {Buffer: out}},
 		Args:      shaders.Append(nil, &args),
@@ -115,72 +124,30 @@ func (b *Backend) canary() (flushes bool, err error) {
 }
 
 // Name returns the name that Open was given.
-func (b *Backend) Name() string { return b.name }
+func (e *engine) Name() string { return e.name }
 
-// Feed asks for one large piece at a time: each call is a command buffer and copies of its own.
-func (b *Backend) Feed() codec.Feed { return codec.Feed{Bytes: 64 << 20, Calls: 1} }
+// Feed asks for calls large enough to hide what a command buffer costs, and for a second one whose copies
+// overlap the first one's kernels.
+func (e *engine) Feed() codec.Feed { return codec.Feed{Bytes: feedBytes, Calls: 2} }
 
-// Info describes the device.
-func (b *Backend) Info() gpu.Info { return b.info }
-
-// Flushes reports whether the device flushes f32 subnormals to zero, as the
-// canary found it. Apple's GPUs do. No bit of an output depends on it.
-func (b *Backend) Flushes() bool { return b.flushes }
-
-// KV returns the KV cache codec with parameters p as a *KV. It returns
-// codec.ErrParams if p is invalid and codec.ErrUnsupported if a row of values
-// does not fit in the device's threadgroup memory.
-func (b *Backend) KV(p codec.KVParams) (codec.KV, error) {
-	if err := b.enter(); err != nil {
-		return nil, err
+// KV returns codec.ErrUnsupported if a row of values does not fit in the device's threadgroup memory.
+func (e *engine) KV(p codec.KVParams) (driver.KV, error) {
+	if _, err := shaders.RowLaunch(p.ValueHeadDim, 1, e.info.MaxThreads[0], e.info.MaxThreadgroupMemory); err != nil {
+		return nil, e.unsupported("%v", err)
 	}
-	defer b.leave()
-	kv, err := newKV(b, p)
+	return &kv{e: e, p: p}, nil
+}
+
+func (e *engine) Trellis(p trellis.Params) (driver.Trellis, error) {
+	inverse, err := inverseRMS(p.Code, p.L)
 	if err != nil {
 		return nil, err
 	}
-	return kv, nil
+	return &weights{e: e, p: p, inverse: inverse}, nil
 }
 
-// Trellis returns the weight codec with parameters p as a *Trellis, or
-// codec.ErrParams.
-func (b *Backend) Trellis(p trellis.Params) (codec.Trellis, error) {
-	if err := b.enter(); err != nil {
-		return nil, err
-	}
-	defer b.leave()
-	t, err := newTrellis(b, p)
-	if err != nil {
-		return nil, err
-	}
-	return t, nil
+// Close releases the device with all that came from it, memory from Alloc included.
+func (e *engine) Close() error {
+	e.memory.close()
+	return e.failed(e.dev.Close())
 }
-
-// Close waits for the calls in progress and releases the device with all that
-// came from it, memory from Alloc included. Every later call returns
-// codec.ErrClosed.
-func (b *Backend) Close() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return errClosed
-	}
-	b.closed = true
-	b.memory.forget()
-	if err := b.dev.Close(); err != nil {
-		return failed(err)
-	}
-	return nil
-}
-
-// enter begins a call; leave ends it.
-func (b *Backend) enter() error {
-	b.mu.RLock()
-	if b.closed {
-		b.mu.RUnlock()
-		return errClosed
-	}
-	return nil
-}
-
-func (b *Backend) leave() { b.mu.RUnlock() }

@@ -122,3 +122,53 @@ func (k *kernels) pick(n need, accepts func(kernel) error) (kernel, error) {
 	}
 	return kernel{}, fmt.Errorf("%w: %s", errNoKernel, declined)
 }
+
+// accept declines nothing.
+func accept(kernel) error { return nil }
+
+// wholeSIMD declines a kernel that the device cannot run in whole SIMD-groups.
+func wholeSIMD(k kernel) error {
+	switch {
+	case k.pipeline.ExecutionWidth() != simdWidth:
+		return fmt.Errorf("SIMD-groups of %d threads", k.pipeline.ExecutionWidth())
+	case k.pipeline.MaxThreads() < simdWidth:
+		return fmt.Errorf("threadgroups of %d threads", k.pipeline.MaxThreads())
+	}
+	return nil
+}
+
+// rowOf declines a kernel that cannot be launched over rows of dim.
+func (e *engine) rowOf(dim int) func(kernel) error {
+	return func(k kernel) error {
+		if err := wholeSIMD(k); err != nil || k.Launch != shaders.Rows {
+			return err
+		}
+		_, err := shaders.RowLaunch(dim, 1, k.pipeline.MaxThreads(), e.room(k))
+		return err
+	}
+}
+
+// room is the threadgroup memory left to a kernel.
+func (e *engine) room(k kernel) int {
+	return e.info.MaxThreadgroupMemory - k.pipeline.StaticThreadgroupMemory()
+}
+
+// launchRow lays a kernel that rowOf accepts over n rows.
+func (e *engine) launchRow(k kernel, dim, n int) shaders.RowPlan {
+	if k.Launch == shaders.Lanes {
+		return shaders.RowPlan{Grid: shaders.LaneGrid(n, k.pipeline.MaxThreads())}
+	}
+	l, err := shaders.RowLaunch(dim, n, k.pipeline.MaxThreads(), e.room(k))
+	if err != nil {
+		panic(errors.Join(errors.New("codec/gpu: launch of an accepted kernel"), err))
+	}
+	return l
+}
+
+// wide reports, as the kernels read it, whether four elements can be stored at once.
+func wide(v shaders.View) uint32 {
+	if v.S3 == 1 && (v.Base|v.S0|v.S1|v.S2)&3 == 0 {
+		return 1
+	}
+	return 0
+}

@@ -14,6 +14,7 @@ import (
 const (
 	stageBytes = 256 << 20 // of one operand, copied at a time
 	idleBytes  = 256 << 20 // kept for later calls
+	feedBytes  = 64 << 20  // of input in a call, as Feed asks for
 )
 
 // pool keeps buffers between calls, in sizes of powers of two.
@@ -87,8 +88,9 @@ func (p *pool) drain() int {
 
 // memory knows the buffers that callers own, in the order of their addresses.
 type memory struct {
-	mu   sync.RWMutex
-	list []region
+	mu     sync.RWMutex
+	closed bool
+	list   []region
 }
 
 type region struct {
@@ -132,74 +134,60 @@ func (m *memory) search(at uintptr) (int, bool) {
 	})
 }
 
-func (m *memory) add(b gpu.Buffer) {
+// close forgets everything. Nothing comes in any more.
+func (m *memory) close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	start := address(b.Bytes())
-	i, _ := m.search(start)
-	m.list = slices.Insert(m.list, i, region{start, b})
+	m.closed, m.list = true, nil
 }
 
-// remove takes out the buffer that starts at data.
-func (m *memory) remove(data []byte) (gpu.Buffer, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	i, exact := m.search(address(data))
-	if len(data) == 0 || !exact {
-		return nil, false
-	}
-	b := m.list[i].buf
-	m.list = slices.Delete(m.list, i, i+1)
-	return b, true
-}
-
-func (m *memory) forget() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.list = nil
-}
-
-// Alloc returns n zeroed bytes that the device and Go share, n at least 1, until
-// Free or Close; after those they must not be touched. Tensors and packed data
-// that lie in them are read and written in place, at any offset that is a
-// multiple of their element's size. It fails where n exceeds Info().MaxBuffer or
-// the device has no room.
+// Alloc returns n zeroed bytes that the device and Go share, n at least 1, until Free or Close; after that they
+// must not be touched. Tensors and packed data in them are read and written in place, at any offset that is a
+// multiple of their element's size. It returns codec.ErrClosed after Close, and an error if n exceeds
+// Info().MaxBuffer or the device has no room.
 //
-// Memory that a call is given is the caller's not to touch until it returns.
-// What an encoder that fails has left in it is not defined.
+// The caller must not touch memory that a call was given until the call returns. If an encoder fails, what it
+// leaves there is not defined.
 func (b *Backend) Alloc(n int) ([]byte, error) {
-	if err := b.enter(); err != nil {
-		return nil, err
+	e, m := b.engine, &b.engine.memory
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, e.closed()
 	}
-	defer b.leave()
-	buf, err := b.dev.NewShared(n)
-	if errors.Is(err, gpu.ErrOutOfMemory) && b.pool.drain() > 0 {
-		buf, err = b.dev.NewShared(n)
+	buf, err := e.dev.NewShared(n)
+	if errors.Is(err, gpu.ErrOutOfMemory) && e.pool.drain() > 0 {
+		buf, err = e.dev.NewShared(n)
 	}
 	if err != nil {
-		return nil, failed(err)
+		return nil, e.failed(err)
 	}
-	b.memory.add(buf)
+	start := address(buf.Bytes())
+	i, _ := m.search(start)
+	m.list = slices.Insert(m.list, i, region{start, buf})
 	return buf.Bytes(), nil
 }
 
-// Free gives back what Alloc returned, data or a longer or shorter slice of the
-// same start. Anything else is codec.ErrShape.
+// Free gives back what Alloc returned: data, or a longer or shorter slice with the same start. For anything else
+// it returns codec.ErrShape, and codec.ErrClosed after Close.
 func (b *Backend) Free(data []byte) error {
-	if err := b.enter(); err != nil {
-		return err
+	m := &b.engine.memory
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return b.engine.closed()
 	}
-	defer b.leave()
-	buf, ok := b.memory.remove(data)
-	if !ok {
+	i, exact := m.search(address(data))
+	if len(data) == 0 || !exact {
 		return &codec.Error{Err: codec.ErrShape, Tensor: "memory", Index: codec.NoIndex, Reason: "not from Alloc, or freed before"}
 	}
-	buf.Release()
+	m.list[i].buf.Release()
+	m.list = slices.Delete(m.list, i, i+1)
 	return nil
 }
 
-// NewTensor returns a zeroed row-major tensor in memory from Alloc, which
-// Free(t.Data) gives back. An empty tensor has no memory.
+// NewTensor returns a zeroed row-major tensor in memory from Alloc, with the errors of Alloc; Free(t.Data) gives
+// the memory back. An empty tensor has no memory.
 func (b *Backend) NewTensor(d codec.DType, shape ...int) (codec.Tensor, error) {
 	t := codec.Tensor{DType: d, Shape: slices.Clone(shape), Stride: make([]int, len(shape))}
 	if err := (codec.Tensor{DType: d, Shape: shape, Stride: t.Stride, Data: make([]byte, 4)}).Validate("tensor"); err != nil {
@@ -210,8 +198,8 @@ func (b *Backend) NewTensor(d codec.DType, shape ...int) (codec.Tensor, error) {
 		return t, nil
 	}
 	hi, n := bits.Mul64(uint64(t.Len()), uint64(d.Size()))
-	if hi != 0 || n > b.info.MaxBuffer {
-		return codec.Tensor{}, unsupported("a tensor of shape %v is beyond the device's %d bytes in a buffer", t.Shape, b.info.MaxBuffer)
+	if limit := b.engine.info.MaxBuffer; hi != 0 || n > limit {
+		return codec.Tensor{}, b.engine.unsupported("a tensor of shape %v is larger than the device's largest buffer, %d bytes", t.Shape, limit)
 	}
 	var err error
 	t.Data, err = b.Alloc(int(n))

@@ -1,5 +1,3 @@
-//go:build metal
-
 package gpu
 
 import (
@@ -71,7 +69,7 @@ func TestOwnedMemory(t *testing.T) {
 	var n counter
 	b := open(t, Options{exact: true}, n.wrap)
 	e := newExercise(t, b)
-	p := codec.KVParams{HeadDim: 128, Keys: codec.Q5_0, Values: codec.Q3_0}
+	p := codec.KVParams{HeadDim: 128, KeyBits: 5, ValueBits: 3}
 	kv := newCodec(t, b, p)
 	r, err := ref.New().KV(p)
 	e.must(err)
@@ -168,20 +166,20 @@ func TestFindMemory(t *testing.T) {
 	}
 	for _, data := range all {
 		for _, at := range []int{0, len(data) / 2, len(data) - 1} {
-			buf, offset, ok := b.memory.find(data[at:])
+			buf, offset, ok := b.engine.memory.find(data[at:])
 			if !ok || offset != at || unsafe.SliceData(buf.Bytes()) != unsafe.SliceData(data) {
 				t.Errorf("byte %d of %d: %t, offset %d", at, len(data), ok, offset)
 			}
 		}
 		beyond := unsafe.Slice(unsafe.SliceData(data), len(data)+1)
-		if _, _, ok := b.memory.find(beyond); ok {
+		if _, _, ok := b.engine.memory.find(beyond); ok {
 			t.Errorf("found %d bytes of %d", len(beyond), len(data))
 		}
 	}
-	if _, _, ok := b.memory.find(make([]byte, 8)); ok {
+	if _, _, ok := b.engine.memory.find(make([]byte, 8)); ok {
 		t.Error("found memory of Go's")
 	}
-	if _, _, ok := b.memory.find(nil); ok {
+	if _, _, ok := b.engine.memory.find(nil); ok {
 		t.Error("found nothing")
 	}
 	for _, i := range []int{2, 0, 3, 1} {
@@ -197,11 +195,11 @@ func TestFindMemory(t *testing.T) {
 // The constants on the device stay within their bound, but for what is in use.
 func TestTablesAreBounded(t *testing.T) {
 	b := open(t, Options{})
-	b.tables.limit = 3000
+	b.engine.tables.limit = 3000
 	use := func(dims ...int) []*table {
 		var in []*table
 		for _, d := range dims {
-			e, err := b.tables.get(tableKey{signTable, d, 0})
+			e, err := b.engine.tables.get(tableKey{signTable, d, 0})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -212,10 +210,10 @@ func TestTablesAreBounded(t *testing.T) {
 	held := use(8192, 4096, 8192) // 1024, 512 bytes
 	for d := 32; d <= 2048; d += 32 {
 		for _, e := range use(d) {
-			b.tables.put(e)
+			b.engine.tables.put(e)
 		}
-		if b.tables.bytes > b.tables.limit {
-			t.Fatalf("%d bytes after d = %d", b.tables.bytes, d)
+		if b.engine.tables.bytes > b.engine.tables.limit {
+			t.Fatalf("%d bytes after d = %d", b.engine.tables.bytes, d)
 		}
 	}
 	for _, e := range held {
@@ -224,21 +222,21 @@ func TestTablesAreBounded(t *testing.T) {
 		}
 	}
 	more := use(4080, 4088, 4072, 8160, 8128, 8096) // more than fits, all in use
-	if b.tables.bytes <= b.tables.limit {
-		t.Errorf("%d bytes with all in use", b.tables.bytes)
+	if b.engine.tables.bytes <= b.engine.tables.limit {
+		t.Errorf("%d bytes with all in use", b.engine.tables.bytes)
 	}
 	for _, e := range slices.Concat(held, more) {
-		b.tables.put(e)
+		b.engine.tables.put(e)
 	}
 	for _, e := range use(32) {
-		b.tables.put(e)
+		b.engine.tables.put(e)
 	}
 	sum := 0
-	for _, e := range b.tables.entries {
+	for _, e := range b.engine.tables.entries {
 		sum += e.buf.Len()
 	}
-	if b.tables.bytes > b.tables.limit || sum != b.tables.bytes {
-		t.Errorf("%d bytes, %d counted", sum, b.tables.bytes)
+	if b.engine.tables.bytes > b.engine.tables.limit || sum != b.engine.tables.bytes {
+		t.Errorf("%d bytes, %d counted", sum, b.engine.tables.bytes)
 	}
 }
 
@@ -246,9 +244,9 @@ func TestTablesAreBounded(t *testing.T) {
 func TestPool(t *testing.T) {
 	var n counter
 	b := open(t, Options{}, n.wrap)
-	b.pool.limit = 4096
+	b.engine.pool.limit = 4096
 	get := func(size int) gpu.Buffer {
-		buf, err := b.pool.get(size)
+		buf, err := b.engine.pool.get(size)
 		if err != nil || buf.Len() < size {
 			t.Fatal(size, buf, err)
 		}
@@ -257,22 +255,22 @@ func TestPool(t *testing.T) {
 	n.buffers = 0
 	for _, size := range []int{1, 256, 257, 1000, 2048} {
 		buf := get(size)
-		b.pool.put(buf)
+		b.engine.pool.put(buf)
 		if again := get(size); again != buf {
 			t.Errorf("%d bytes: another buffer", size)
 		} else {
-			b.pool.put(again)
+			b.engine.pool.put(again)
 		}
 	}
 	if n.buffers != 4 { // 1 and 256 share a size
 		t.Errorf("%d buffers made", n.buffers)
 	}
 	large := get(5000)
-	b.pool.put(large)
-	if large.Bytes() != nil || b.pool.held > b.pool.limit {
-		t.Errorf("%d bytes kept", b.pool.held)
+	b.engine.pool.put(large)
+	if large.Bytes() != nil || b.engine.pool.held > b.engine.pool.limit {
+		t.Errorf("%d bytes kept", b.engine.pool.held)
 	}
-	if got := b.pool.drain(); got != 256+512+1024+2048 || b.pool.held != 0 {
+	if got := b.engine.pool.drain(); got != 256+512+1024+2048 || b.engine.pool.held != 0 {
 		t.Errorf("%d bytes drained", got)
 	}
 }

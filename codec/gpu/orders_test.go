@@ -41,7 +41,7 @@ func TestConformanceOwned(t *testing.T) {
 		t.Setenv(conftest.EnvForm, conformance.Short.String())
 	}
 	b := start(t, Options{exact: true})
-	conftest.Run(t, "metal", func() (codec.Backend, error) { return owner{b}, nil })
+	conftest.Run(t, deviceName, func() (codec.Backend, error) { return owner{b}, nil })
 	if n := hostmetal.misuses(); n != 0 {
 		t.Error(hostmetal.last())
 	}

@@ -3,6 +3,7 @@ package gpu
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/gpu"
 	"github.com/turbotrellis/turbotrellis/shaders"
 	"github.com/turbotrellis/turbotrellis/trellis"
@@ -173,14 +175,14 @@ func TestViews(t *testing.T) {
 			t.Fatal(err)
 		}
 		dims := []int{1, 3}[r.IntN(2)]
-		o := b.tensor(x, false)
-		p, err := b.plan(dims, o)
+		o := b.engine.tensor(x, false)
+		p, err := b.engine.plan(dims, o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		seen := 0
-		err = p.each(func(row, n int) error {
-			j := b.newJob()
+		err = p.each(t.Context(), func(row, n int) error {
+			j := b.engine.newJob()
 			defer j.release()
 			at, v, err := j.bind(o, p, row, n)
 			if err != nil {
@@ -212,7 +214,7 @@ func TestViews(t *testing.T) {
 			return nil
 		})
 		if err != nil || seen != x.Len() {
-			t.Fatalf("%v %v %v, stage %d, skew %d: %d elements: %v", dt, shape, stride, b.opts.stage, skew, seen, err)
+			t.Fatalf("%v %v %v, stage %d, skew %d: %d elements: %v", dt, shape, stride, b.engine.opts.stage, skew, seen, err)
 		}
 	}
 	if direct == 0 || gathered == 0 || copies == 0 {
@@ -258,12 +260,12 @@ func TestScatter(t *testing.T) {
 			}
 			want := bytes.Clone(all)
 			x.Data = all[skew:]
-			o := b.tensor(x, true)
-			p, err := b.plan(3, o)
+			o := b.engine.tensor(x, true)
+			p, err := b.engine.plan(3, o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			j := b.newJob()
+			j := b.engine.newJob()
 			at, v, err := j.bind(o, p, 0, p.rows)
 			if err != nil {
 				t.Fatal(err)
@@ -336,7 +338,7 @@ func TestPlans(t *testing.T) {
 		}
 	}
 	kv := func(d, bits int) codec.KVParams {
-		return codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, ValueHeadDim: d, Values: valueFormat(bits)}
+		return codec.KVParams{HeadDim: 64, KeyBits: 4, ValueHeadDim: d, ValueBits: bits}
 	}
 	for _, test := range []struct {
 		name    string
@@ -400,7 +402,7 @@ func TestPipelineWidth(t *testing.T) {
 	d := newFake()
 	b := openFake(t, d)
 	d.width = 64
-	kv, err := b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
+	kv, err := b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -414,7 +416,7 @@ func TestStatusWords(t *testing.T) {
 	const clear = shaders.StatusClear
 	d := newFake()
 	b := openFake(t, d, func(o *Options) { o.stage = 10 * 4 * 64 })
-	kv, err := b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
+	kv, err := b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -441,14 +443,20 @@ func TestStatusWords(t *testing.T) {
 	}
 	// Found in the third slab of ten rows, and again in the fourth.
 	d.status, d.ran = nil, nil
-	s := newStatus()
-	for i, w := range [][2]uint32{{clear, clear}, {clear, 1}, {7, 9}, {3, clear}} {
-		var words []byte
-		words = append(words, byte(w[0]), byte(w[0]>>8), byte(w[0]>>16), byte(w[0]>>24), byte(w[1]), byte(w[1]>>8), byte(w[1]>>16), byte(w[1]>>24))
-		s.add(words, 640*i, 20*i)
+	found := driver.Nothing
+	buf, err := b.engine.pool.get(4 * shaders.StatusWords)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if s != (status{1287, 21}) {
-		t.Error(s)
+	defer b.engine.pool.put(buf)
+	for i, w := range [][2]uint32{{clear, clear}, {clear, 1}, {7, 9}, {3, clear}} {
+		words := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, w[0]), w[1])
+		if err := errors.Join(buf.Upload(0, words), collect(&found, buf, 640*i, 32)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found != (driver.Found{NonFinite: 1287, Overflow: 672}) {
+		t.Error(found)
 	}
 }
 
@@ -456,7 +464,7 @@ func TestStatusWords(t *testing.T) {
 func TestDeviceErrors(t *testing.T) {
 	d := newFake()
 	b := openFake(t, d)
-	kv, err := b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
+	kv, err := b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -480,13 +488,8 @@ func TestDeviceErrors(t *testing.T) {
 			t.Errorf("after %v: %d objects, were %d", class, len(d.live), live)
 		}
 	}
-	d.fail = func([]gpu.Dispatch) error { return &gpu.Error{Op: "run", Err: gpu.ErrClosed} }
-	if err := kv.EncodeKeys(&k, x); !errors.Is(err, codec.ErrClosed) {
-		t.Error(err)
-	}
-	d.fail = nil
 	d.info.MaxBuffer = 100 // as a device with no room
-	b.pool.drain()
+	b.engine.pool.drain()
 	if err := kv.EncodeKeys(&k, x); !errors.Is(err, gpu.ErrOutOfMemory) {
 		t.Error(err)
 	}
@@ -500,7 +503,7 @@ func TestLog(t *testing.T) {
 	b := openFake(t, d, func(o *Options) {
 		o.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})
-	kv, err := b.KV(codec.KVParams{HeadDim: 128, Keys: codec.Q4_0, Values: codec.Q3_0})
+	kv, err := b.KV(codec.KVParams{HeadDim: 128, KeyBits: 4, ValueBits: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -538,15 +541,4 @@ func TestConstants(t *testing.T) {
 	if want := 1 / math.Sqrt(sum/65536); err != nil || math.Abs(float64(got)-want) > 1e-7 {
 		t.Errorf("inverse %v, want %v: %v", got, want, err)
 	}
-}
-
-// keyFormat and valueFormat return the format of so many bits, or none.
-func keyFormat(bits int, signed bool) codec.Format {
-	f, _ := codec.KeyFormat(bits, signed)
-	return f
-}
-
-func valueFormat(bits int) codec.Format {
-	f, _ := codec.ValueFormat(bits)
-	return f
 }
