@@ -103,3 +103,12 @@ func TestReferenceIsSafe(t *testing.T) {
 		}
 	}
 }
+
+// The planner knows no device: each opens on top of it.
+func TestPlannerReachesNoDevice(t *testing.T) {
+	for _, p := range list(t, "codec/gpu", true) {
+		if strings.HasPrefix(p.ImportPath, module+"gpu/") || !p.Standard && !strings.HasPrefix(p.ImportPath, module) {
+			t.Errorf("codec/gpu depends on %s", p.ImportPath)
+		}
+	}
+}

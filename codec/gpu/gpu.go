@@ -139,11 +139,11 @@ func (e *engine) KV(p codec.KVParams) (driver.KV, error) {
 }
 
 func (e *engine) Trellis(p trellis.Params) (driver.Trellis, error) {
-	inverse, err := inverseRMS(p.Code, p.L)
+	values, err := trellis.AppendValues(nil, p.Code, p.L)
 	if err != nil {
 		return nil, err
 	}
-	return &weights{e: e, p: p, inverse: inverse}, nil
+	return &weights{e: e, p: p, inverse: trellis.InvRMS(values)}, nil
 }
 
 // Close releases the device with all that came from it, memory from Alloc included.

@@ -111,7 +111,7 @@ func (e *encoding) scaleArgs(s *slab) shaders.TrellisScalesArgs {
 	a := shaders.TrellisScalesArgs{W: s.own(0), Scales: e.rowScales(s), Rows: s.height, Cols: uint32(e.g.Cols()), WType: dtypes[e.wType],
 		InverseCodeRMS: e.inverse, Factor: 1}
 	if e.p.Scale == trellis.Refit {
-		a.Factor = refitFactor[e.p.K]
+		a.Factor = trellis.RefitFactor(e.p.K)
 	}
 	if e.p.Policy == trellis.Compat {
 		a.Policy = shaders.PolicyCompat

@@ -16,6 +16,7 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/shaders"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
@@ -524,21 +525,17 @@ func TestConstants(t *testing.T) {
 			t.Errorf("factor(%d) = %d, want %d", d, got, m)
 		}
 	}
-	if got := math.Float32bits(norm(128)); got != 0x3db504f3 { // 2^-3.5
-		t.Errorf("norm(128) = %#08x", got)
-	}
-	// The mean square of 1mad at L = 16 over all states, from package trellis's
-	// definition in float64.
-	values, err := trellis.AppendValues(nil, trellis.OneMAD, 16)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var sum float64
-	for _, v := range values {
-		sum += float64(v) * float64(v)
-	}
-	got, err := inverseRMS(trellis.OneMAD, 16)
-	if want := 1 / math.Sqrt(sum/65536); err != nil || math.Abs(float64(got)-want) > 1e-7 {
-		t.Errorf("inverse %v, want %v: %v", got, want, err)
+	for d := 1; d <= 8192; d++ {
+		if !hadamard.Supported(d) {
+			continue
+		}
+		unit := make([]float32, d)
+		unit[0] = 1
+		if err := hadamard.Transform(unit); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := norm(d), float32(math.Abs(float64(unit[0]))); got != want { // ±1 times the constant
+			t.Errorf("norm(%d) = %v, want %v", d, got, want)
+		}
 	}
 }

@@ -142,16 +142,3 @@ func factor(d int) int {
 	}
 	return 1
 }
-
-// inverseRMS returns f32(1/lutRMS) of a trellis code (docs/numerics.md §6).
-func inverseRMS(c trellis.Code, L int) (float32, error) {
-	values, err := trellis.AppendValues(nil, c, L)
-	if err != nil {
-		return 0, err
-	}
-	var sum float64
-	for _, v := range values {
-		sum += float64(float64(v) * float64(v))
-	}
-	return float32(1 / math.Sqrt(sum/float64(len(values)))), nil
-}

@@ -35,9 +35,6 @@ func (c *weights) code() uint32 {
 	return shaders.CodeLUT
 }
 
-// refitFactor is α of docs/numerics.md §6, by K.
-var refitFactor = [9]float32{1, 7. / 8, 33. / 32, 35. / 32, 73. / 64, 1, 1, 1, 1}
-
 // bytesOf is the memory of s. It is little-endian: codecs refuse to build for other machines.
 func bytesOf[T uint16 | uint32](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
