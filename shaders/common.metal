@@ -4,7 +4,6 @@
 // order docs/numerics.md states. So fast math is refused, contraction is off in
 // both spellings (safe math alone leaves it on within an expression), a
 // reduction is an explicit xor tree, and one statement holds one operation.
-#include <metal_stdlib>
 
 #if defined(__FAST_MATH__)
 #error "turbotrellis: the shaders need fast math off (math mode safe, precise functions)"

@@ -16,6 +16,7 @@ package shaders
 import (
 	"embed"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -31,6 +32,7 @@ func Families() []string {
 // directives name the files.
 func Source() string {
 	var b strings.Builder
+	b.WriteString(metalHeader)
 	for _, name := range prologue() {
 		appendFile(&b, name, text(name))
 	}
@@ -45,17 +47,25 @@ func Source() string {
 // family when it first needs it.
 func FamilySource(family string) (string, error) {
 	var b strings.Builder
-	for _, name := range prologue() {
-		appendFile(&b, name, text(name))
+	b.WriteString(metalHeader)
+	if err := appendFamily(&b, family, func(s string) string { return s }); err != nil {
+		return "", err
 	}
-	for _, f := range Families() {
-		if f == family {
-			appendFile(&b, family+".metal", text(family+".metal"))
-			appendFile(&b, "instances.metal", instances(family))
-			return b.String(), nil
-		}
+	appendFile(&b, "instances.metal", instances(family))
+	return b.String(), nil
+}
+
+const metalHeader = "#include <metal_stdlib>\n"
+
+// appendFamily appends the files of a family, the shared ones first, each through respell.
+func appendFamily(b *strings.Builder, family string, respell func(string) string) error {
+	if !slices.Contains(Families(), family) {
+		return fmt.Errorf("shaders: no kernel family %q", family)
 	}
-	return "", fmt.Errorf("shaders: no kernel family %q", family)
+	for _, name := range append(prologue(), family+".metal") {
+		appendFile(b, name, respell(text(name)))
+	}
+	return nil
 }
 
 func prologue() []string { return []string{"layout.metal", "common.metal"} }

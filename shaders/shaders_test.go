@@ -359,6 +359,61 @@ func TestCheckCanaryLength(t *testing.T) {
 	}
 }
 
+// The CUDA dialect has the text of the Metal sources, on its lines, and an entry point for each kernel.
+func TestCUDASource(t *testing.T) {
+	entry := regexp.MustCompile(`(?m)^extern "C" __global__ void __launch_bounds__\((\d+)\) (\w+)\(`)
+	kernels := 0
+	for _, family := range Families() {
+		source, err := CUDASource(family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range []string{"layout.metal", "common.metal", family + ".metal"} {
+			_, rest, ok := strings.Cut(source, "#line 1 \""+file+"\"\n")
+			if !ok {
+				t.Errorf("%s lacks %s", family, file)
+				continue
+			}
+			n := 0
+			for want := range strings.Lines(text(file)) {
+				n++
+				line, after, _ := strings.Cut(rest, "\n")
+				rest = after
+				if want = strings.TrimSuffix(want, "\n"); line != want && !strings.HasPrefix(want, "#pragma ") {
+					t.Errorf("%s: %s:%d is %q", family, file, n, line)
+				}
+				if got := strings.TrimSuffix(Line(file, n), "\n"); got != want {
+					t.Errorf("Line(%s, %d) = %q, want %q", file, n, got, want)
+				}
+			}
+		}
+		if strings.Contains(source, "#pragma METAL") || strings.Contains(source, "#pragma clang") || strings.Contains(source, "[[") {
+			t.Errorf("%s has words of Metal's", family)
+		}
+		for _, m := range entry.FindAllStringSubmatch(source, -1) {
+			v, ok := Lookup(m[2])
+			if !ok || v.Family != family || strings.Contains(source, "kernel void "+v.Name+"(") {
+				t.Errorf("%s: entry point %s", family, m[2])
+			}
+			kernels++
+		}
+	}
+	if kernels != len(Variants()) {
+		t.Errorf("%d entry points for %d kernels", kernels, len(Variants()))
+	}
+	if _, err := CUDASource("no such"); err == nil {
+		t.Error("an unknown family has a source")
+	}
+	for _, at := range []struct {
+		file string
+		n    int
+	}{{"copy.metal", 0}, {"copy.metal", 1 << 20}, {"no such", 1}} {
+		if got := Line(at.file, at.n); got != "" {
+			t.Errorf("Line(%s, %d) = %q", at.file, at.n, got)
+		}
+	}
+}
+
 func TestSourceNamesFiles(t *testing.T) {
 	for _, name := range append(metalFiles(t), "instances.metal") {
 		if strings.Count(Source(), "#line 1 \""+name+"\"\n") != 1 {
