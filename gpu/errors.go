@@ -18,16 +18,17 @@ var (
 	ErrOutOfMemory = errors.New("out of memory")         // on allocation or while running
 	ErrTimeout     = errors.New("timed out")             // the system stopped the command buffer
 	ErrPageFault   = errors.New("page fault")            // a kernel touched memory that is not there
+	ErrLost        = errors.New("device lost")           // what the device held is gone; see Resetter
 	ErrFailed      = errors.New("command buffer failed") // any other failure of a command buffer
 )
 
 // Error is a failure of a device.
 type Error struct {
-	Op     string // what was asked: "open", "new buffer", "upload", "download", "compile", "load", "pipeline", "run", "close"
+	Op     string // what was asked: "open", "new buffer", "upload", "download", "compile", "load", "pipeline", "run", "reset", "close"
 	Kernel string // the kernel concerned, or the kernels of the list, where there is one
 	Err    error  // one of this package's sentinels
-	Domain string // NSError's domain, where the system gave an error
-	Code   int    // NSError's code
+	Domain string // where the system gave an error, whose it is: NSError's domain, "CUDA"
+	Code   int    // and its code: NSError's, a CUresult
 	Detail string // the reason: the system's text, or what is wrong with the argument
 }
 

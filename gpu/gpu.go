@@ -56,9 +56,20 @@ type Device interface {
 	Close() error
 }
 
+// A Resetter is a device that a failure can end. The call that meets the failure, and every later one,
+// returns ErrLost until Reset.
+type Resetter interface {
+	// Lost reports whether the device waits for Reset.
+	Lost() bool
+
+	// Reset brings a lost device back. What came from it before is released, but for buffers of
+	// NewShared: those stay as they are. If it fails, the device stays lost.
+	Reset() error
+}
+
 // Info is what a device says of itself.
 type Info struct {
-	Driver               string // how calls reach it: "purego", "darwinkit"
+	Driver               string // how calls reach it: "purego", "darwinkit", "cuda"
 	Name                 string // "Apple M4 Max"
 	Architecture         string // "applegpu_g16s", empty where the system does not tell
 	RegistryID           uint64 // unique on this machine while it is up
