@@ -9,9 +9,8 @@
 package affine
 
 import (
-	"fmt"
-
 	"github.com/turbotrellis/turbotrellis/internal/f32"
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // eps keeps the divisor of a constant group away from zero.
@@ -31,13 +30,13 @@ func (f KeyFormat) Validate() error {
 	case f.Signed && f.Bits == 8:
 		return nil
 	case f.Signed:
-		return fmt.Errorf("affine: signed keys of %d bits; only 8 are defined", f.Bits)
+		return fault.New(fault.ErrParams, "signed keys of %d bits; only 8 are defined", f.Bits)
 	}
 	switch f.Bits {
 	case 2, 3, 4, 5, 8:
 		return nil
 	}
-	return fmt.Errorf("affine: unsigned keys of %d bits; 2, 3, 4, 5 and 8 are defined", f.Bits)
+	return fault.New(fault.ErrParams, "unsigned keys of %d bits; 2, 3, 4, 5 and 8 are defined", f.Bits)
 }
 
 // MaxIndex returns the largest index: 127 for signed 8 bits, 2^Bits − 1 for

@@ -1,10 +1,10 @@
 package affine
 
 import (
-	"fmt"
 	"math"
 
 	"github.com/turbotrellis/turbotrellis/internal/f32"
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
@@ -30,13 +30,13 @@ func (f RowFormat) Validate() error {
 	switch f.Bits {
 	case 2, 3, 4, 5, 6, 8:
 	default:
-		return fmt.Errorf("affine: weights of %d bits; 2, 3, 4, 5, 6 and 8 are defined", f.Bits)
+		return fault.New(fault.ErrParams, "weights of %d bits; 2, 3, 4, 5, 6 and 8 are defined", f.Bits)
 	}
 	switch f.Group {
 	case 32, 64, 128:
 		return nil
 	}
-	return fmt.Errorf("affine: groups of %d weights; 32, 64 and 128 are defined", f.Group)
+	return fault.New(fault.ErrParams, "groups of %d weights; 32, 64 and 128 are defined", f.Group)
 }
 
 // PackedLen returns the number of bytes of the indices of n elements,
@@ -47,7 +47,7 @@ func (f RowFormat) PackedLen(n int) (int, error) {
 		return 0, err
 	}
 	if n < 0 || n%f.Group != 0 {
-		return 0, fmt.Errorf("affine: %d weights are not a whole number of groups of %d", n, f.Group)
+		return 0, fault.New(fault.ErrShape, "%d weights are not a whole number of groups of %d", n, f.Group)
 	}
 	return n / f.Group * f.groupBytes(), nil
 }
@@ -59,10 +59,10 @@ func (f RowFormat) groupBytes() int { return f.Group / 8 * f.Bits }
 // do not fit together.
 func (f RowFormat) check(packed, scales, biases, w []byte, t pack.DType) (groups int, err error) {
 	if t.Size() == 0 {
-		return 0, fmt.Errorf("affine: weights of unknown dtype %v", t)
+		return 0, fault.New(fault.ErrParams, "weights of unknown dtype %v", t)
 	}
 	if len(w)%t.Size() != 0 {
-		return 0, fmt.Errorf("affine: %d bytes are not a whole number of %v weights", len(w), t)
+		return 0, fault.New(fault.ErrShape, "%d bytes are not a whole number of %v weights", len(w), t)
 	}
 	n := len(w) / t.Size()
 	want, err := f.PackedLen(n)
@@ -71,10 +71,10 @@ func (f RowFormat) check(packed, scales, biases, w []byte, t pack.DType) (groups
 	}
 	groups = n / f.Group
 	if len(packed) != want {
-		return 0, fmt.Errorf("affine: %d weights of %d bits take %d bytes of indices, not %d", n, f.Bits, want, len(packed))
+		return 0, fault.New(fault.ErrShape, "%d weights of %d bits take %d bytes of indices, not %d", n, f.Bits, want, len(packed))
 	}
 	if want := groups * t.Size(); len(scales) != want || len(biases) != want {
-		return 0, fmt.Errorf("affine: %d groups take %d bytes of %v scales and of biases, not %d and %d", groups, want, t, len(scales), len(biases))
+		return 0, fault.New(fault.ErrShape, "%d groups take %d bytes of %v scales and of biases, not %d and %d", groups, want, t, len(scales), len(biases))
 	}
 	return groups, nil
 }
@@ -105,11 +105,11 @@ func (f RowFormat) Quantize(packed, scales, biases, w []byte, t pack.DType) erro
 	x, idx := weights[:f.Group], indices[:f.Group]
 	for g := range groups {
 		if i := f.load(x, w, g, t); i >= 0 {
-			return fmt.Errorf("affine: weight %d is %v", g*f.Group+i, x[i])
+			return fault.New(fault.ErrNonFinite, "weight %d is %v", g*f.Group+i, x[i])
 		}
 		// The scale is smaller than this range, or 1e-7.
 		if lo, hi := MinMax(x); !f32.IsFinite(hi - lo) {
-			return fmt.Errorf("affine: the range of group %d, %v to %v, overflows", g, lo, hi)
+			return fault.New(fault.ErrScaleOverflow, "the range of group %d, %v to %v, overflows", g, lo, hi)
 		}
 	}
 	for g := range groups {

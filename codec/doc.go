@@ -29,7 +29,7 @@
 // # Using it
 //
 //	b := ref.New()
-//	kv, err := b.KV(codec.KVParams{HeadDim: 128, KeyBits: 8, KeySigned: true, ValueBits: 3})
+//	kv, err := b.KV(codec.KVParams{HeadDim: 128, Keys: codec.Q8_0, Values: codec.Q3_0})
 //	var k codec.Keys
 //	err = kv.EncodeKeys(&k, keys) // keys: a codec.Tensor of shape [..., 128]
 //	err = kv.DecodeKeys(out, k)

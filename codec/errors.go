@@ -1,25 +1,29 @@
 package codec
 
 import (
+	"cmp"
 	"errors"
 	"strconv"
+
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // Classes of error. Every error that a backend returns about its input wraps
-// exactly one of them inside an *Error.
+// exactly one of them inside an *Error. Errors of the packages below wrap the
+// same classes.
 var (
 	// ErrParams reports parameters that describe no codec.
-	ErrParams = errors.New("invalid parameters")
+	ErrParams = fault.ErrParams
 	// ErrShape reports a tensor or packed form whose shape, strides or length
 	// do not fit the parameters, the data or each other.
-	ErrShape = errors.New("shape does not fit")
+	ErrShape = fault.ErrShape
 	// ErrDType reports an element type that the operation does not take.
-	ErrDType = errors.New("element type does not fit")
+	ErrDType = fault.ErrDType
 	// ErrNonFinite reports NaN or an infinity in an encoder's input.
-	ErrNonFinite = errors.New("not finite")
+	ErrNonFinite = fault.ErrNonFinite
 	// ErrScaleOverflow reports a group or row whose scale is too large for the
 	// scale type.
-	ErrScaleOverflow = errors.New("scale overflows")
+	ErrScaleOverflow = fault.ErrScaleOverflow
 	// ErrUnsupported reports valid parameters that this backend does not serve.
 	ErrUnsupported = errors.New("unsupported")
 	// ErrUnavailable reports a backend that cannot run here.
@@ -39,17 +43,20 @@ type Error struct {
 	Reason string // what was found, with its numbers
 }
 
-// Error returns "codec: tensor: element index: reason (class)", without the
-// parts that are not set.
+// Error returns "tensor: element index: reason (class)", without the parts that
+// are not set.
 func (e *Error) Error() string {
-	s := "codec: "
+	s := ""
 	if e.Tensor != "" {
 		s += e.Tensor + ": "
 	}
 	if e.Index != NoIndex {
 		s += "element " + strconv.Itoa(e.Index) + ": "
 	}
-	if e.Reason == "" {
+	switch {
+	case e.Err == nil:
+		return s + cmp.Or(e.Reason, "unknown error")
+	case e.Reason == "":
 		return s + e.Err.Error()
 	}
 	return s + e.Reason + " (" + e.Err.Error() + ")"

@@ -7,44 +7,24 @@ import (
 
 	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/hadamard"
-	"github.com/turbotrellis/turbotrellis/lloydmax"
+	"github.com/turbotrellis/turbotrellis/internal/enum"
 	"github.com/turbotrellis/turbotrellis/pack"
+	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
 // Policy says what an encoder does with data that the format cannot hold
 // (docs/numerics.md §2, §6).
-type Policy uint8
+type Policy = trellis.Policy
 
 const (
 	// Finite, the default, never stores an infinity or NaN: a group of keys
 	// whose zero point would overflow is stored as a constant, and a scale
-	// that overflows is ErrScaleOverflow.
-	Finite Policy = iota
-	// Compat stores what the formula gives, infinities included, as the
-	// implementations that this format comes from do.
-	Compat
+	// that overflows is ErrScaleOverflow. Its decoders saturate to f16.
+	Finite = trellis.Finite
+	// Compat stores what the formula gives, infinities included, as
+	// vllm-metal and mlx-bun do.
+	Compat = trellis.Compat
 )
-
-// String returns finite or compat.
-func (p Policy) String() string {
-	switch p {
-	case Finite:
-		return "finite"
-	case Compat:
-		return "compat"
-	}
-	return fmt.Sprintf("Policy(%d)", uint8(p))
-}
-
-// ParsePolicy returns the policy named finite or compat.
-func ParsePolicy(name string) (Policy, error) {
-	for _, p := range []Policy{Finite, Compat} {
-		if p.String() == name {
-			return p, nil
-		}
-	}
-	return 0, paramsError("unknown policy %q: want finite or compat", name)
-}
 
 // ScaleRule says how an encoder chooses the scale of a group of values. The
 // format and the decoder are the same (docs/numerics.md §4).
@@ -58,36 +38,37 @@ const (
 	Search
 )
 
+var scaleRules = []string{RMS: "rms", Search: "search"}
+
 // String returns rms or search.
-func (s ScaleRule) String() string {
-	switch s {
-	case RMS:
-		return "rms"
-	case Search:
-		return "search"
-	}
-	return fmt.Sprintf("ScaleRule(%d)", uint8(s))
+func (s ScaleRule) String() string { return enum.String("ScaleRule", scaleRules, int(s)) }
+
+// MarshalText returns what String does, or an error for an unknown rule.
+func (s ScaleRule) MarshalText() ([]byte, error) {
+	return enum.Marshal("ScaleRule", "scale rule", scaleRules, int(s))
 }
 
-// ParseScaleRule returns the rule named rms or search.
-func ParseScaleRule(name string) (ScaleRule, error) {
-	for _, s := range []ScaleRule{RMS, Search} {
-		if s.String() == name {
-			return s, nil
-		}
+// UnmarshalText reads rms or search.
+func (s *ScaleRule) UnmarshalText(text []byte) error {
+	i, err := enum.Unmarshal("scale rule", scaleRules, text)
+	if err == nil {
+		*s = ScaleRule(i)
 	}
-	return 0, paramsError("unknown scale rule %q: want rms or search", name)
+	return err
 }
+
+// MaxHeadDim bounds the head dimensions. An encoder or decoder keeps a row at
+// every stage in memory, at most 32 bytes per element.
+const MaxHeadDim = 1 << 20
 
 // KVParams says how a KV cache is packed. The zero value of every field but
-// HeadDim, KeyBits and ValueBits is the usual choice. Methods other than
+// HeadDim, Keys and Values is the usual choice. Methods other than
 // WithDefaults and Validate need valid parameters.
 type KVParams struct {
-	HeadDim      int       // keys' head dimension: a multiple of Group
+	HeadDim      int       // keys' head dimension: a multiple of Group up to MaxHeadDim
 	ValueHeadDim int       // values' head dimension, 2^k or m·2^k (hadamard.Supported) and a multiple of Group; 0 means HeadDim
-	KeyBits      int       // 2, 3, 4, 5 or 8 bits a key element
-	KeySigned    bool      // signed key indices; needs KeyBits 8
-	ValueBits    int       // 2, 3, 4, 5 or 8 bits a value element
+	Keys         Format    // one of KeyFormats
+	Values       Format    // one of ValueFormats
 	Group        int       // elements that share a scale, 32 or 64; 0 means 32
 	ScaleType    DType     // type of stored scales and zero points; 0 means F16
 	Policy       Policy    // what happens to degenerate groups
@@ -118,17 +99,20 @@ func (p KVParams) Validate() error {
 	if p.HeadDim <= 0 || p.HeadDim%p.Group != 0 {
 		return paramsError("key head dimension %d is not a positive multiple of the group, %d", p.HeadDim, p.Group)
 	}
+	if p.HeadDim > MaxHeadDim {
+		return paramsError("key head dimension %d exceeds %d", p.HeadDim, MaxHeadDim)
+	}
 	if p.ValueHeadDim <= 0 || p.ValueHeadDim%p.Group != 0 {
 		return paramsError("value head dimension %d is not a positive multiple of the group, %d", p.ValueHeadDim, p.Group)
 	}
 	if !hadamard.Supported(p.ValueHeadDim) {
 		return paramsError("value head dimension %d is not 2^k or 12, 20 or 28 times 2^k within the transform's range", p.ValueHeadDim)
 	}
-	if err := p.KeyFormat().Validate(); err != nil {
-		return paramsError("keys: %v", err)
+	if !slices.Contains(KeyFormats(), p.Keys) {
+		return paramsError("keys: format %v: want one of %v", p.Keys, KeyFormats())
 	}
-	if _, err := lloydmax.Lookup(p.ValueBits); err != nil {
-		return paramsError("values: %v", err)
+	if !slices.Contains(ValueFormats(), p.Values) {
+		return paramsError("values: format %v: want one of %v", p.Values, ValueFormats())
 	}
 	if p.ScaleType.Size() == 0 {
 		return paramsError("scale type %v: want f32, f16 or bf16", p.ScaleType)
@@ -144,21 +128,21 @@ func (p KVParams) Validate() error {
 
 // KeyFormat returns the affine format of the keys.
 func (p KVParams) KeyFormat() affine.KeyFormat {
-	return affine.KeyFormat{Bits: p.KeyBits, Signed: p.KeySigned}
+	return affine.KeyFormat{Bits: p.Keys.Bits(), Signed: p.Keys.Signed()}
 }
 
 // KeyRowLen returns the bytes of one row of packed keys: its codes, and its
 // scales, which its zero points equal in size.
 func (p KVParams) KeyRowLen() (codes, scales int) {
 	p = p.WithDefaults()
-	return rowLen(p.HeadDim, p.KeyBits), p.HeadDim / p.Group * p.ScaleType.Size()
+	return rowLen(p.HeadDim, p.Keys.Bits()), p.HeadDim / p.Group * p.ScaleType.Size()
 }
 
 // ValueRowLen returns the bytes of one row of packed values: its codes and its
 // scales.
 func (p KVParams) ValueRowLen() (codes, scales int) {
 	p = p.WithDefaults()
-	return rowLen(p.ValueHeadDim, p.ValueBits), p.ValueHeadDim / p.Group * p.ScaleType.Size()
+	return rowLen(p.ValueHeadDim, p.Values.Bits()), p.ValueHeadDim / p.Group * p.ScaleType.Size()
 }
 
 func rowLen(dim, bits int) int {
@@ -173,19 +157,19 @@ func rowLen(dim, bits int) int {
 // points included.
 func (p KVParams) KeyBitsPerElement() float64 {
 	p = p.WithDefaults()
-	return float64(p.KeyBits) + 2*8*float64(p.ScaleType.Size())/float64(p.Group)
+	return float64(p.Keys.Bits()) + 2*8*float64(p.ScaleType.Size())/float64(p.Group)
 }
 
 // ValueBitsPerElement returns the stored bits of a value element, scales
 // included.
 func (p KVParams) ValueBitsPerElement() float64 {
 	p = p.WithDefaults()
-	return float64(p.ValueBits) + 8*float64(p.ScaleType.Size())/float64(p.Group)
+	return float64(p.Values.Bits()) + 8*float64(p.ScaleType.Size())/float64(p.Group)
 }
 
 // Keys holds packed keys. Rows follow each other in row-major order of the
-// leading dimensions; within a row, index i occupies KeyBits bits from bit
-// i·KeyBits of a little-endian bit stream (8 bits: one byte an index, int8 if
+// leading dimensions; within a row, index i occupies b = KVParams.Keys.Bits()
+// bits from bit i·b of a little-endian bit stream (8 bits: one byte an index, int8 if
 // signed), and group g has one scale and one zero point.
 type Keys struct {
 	Shape  []int  // shape of the tensor that was packed: [..., HeadDim]
@@ -398,46 +382,4 @@ func firstErr(errs ...error) error {
 
 func paramsError(format string, args ...any) error {
 	return &Error{Err: ErrParams, Index: NoIndex, Reason: fmt.Sprintf(format, args...)}
-}
-
-// KeyType is a named key format.
-type KeyType struct {
-	Name   string
-	Bits   int
-	Signed bool
-}
-
-// KeyTypes returns the named key formats: the types that vllm-metal knows,
-// and uint3.
-func KeyTypes() []KeyType {
-	return []KeyType{
-		{"q8_0", 8, true}, {"int8", 8, true}, {"uint8", 8, false},
-		{"q5_0", 5, false},
-		{"q4_0", 4, false}, {"int4", 4, false}, {"uint4", 4, false},
-		{"uint3", 3, false},
-		{"int2", 2, false}, {"uint2", 2, false},
-	}
-}
-
-// ParseKeyType returns the key format of that name.
-func ParseKeyType(name string) (KeyType, error) {
-	var names []string
-	for _, t := range KeyTypes() {
-		if t.Name == name {
-			return t, nil
-		}
-		names = append(names, t.Name)
-	}
-	return KeyType{}, paramsError("unknown key type %q: want one of %v", name, names)
-}
-
-// ParseValueType returns the bits of the value format named q2_0, q3_0, q4_0,
-// q5_0 or q8_0, or plainly 2, 3, 4, 5 or 8.
-func ParseValueType(name string) (bits int, err error) {
-	for _, b := range []int{2, 3, 4, 5, 8} {
-		if name == fmt.Sprintf("q%d_0", b) || name == fmt.Sprint(b) {
-			return b, nil
-		}
-	}
-	return 0, paramsError("unknown value type %q: want q2_0, q3_0, q4_0, q5_0, q8_0 or the number of bits", name)
 }

@@ -1,8 +1,9 @@
 package codec_test
 
 import (
+	"encoding"
 	"errors"
-	"slices"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -10,7 +11,7 @@ import (
 )
 
 func TestKVParamsValidate(t *testing.T) {
-	ok := codec.KVParams{HeadDim: 128, KeyBits: 4, ValueBits: 3}
+	ok := codec.KVParams{HeadDim: 128, Keys: codec.Q4_0, Values: codec.Q3_0}
 	with := func(f func(*codec.KVParams)) codec.KVParams {
 		p := ok
 		f(&p)
@@ -23,17 +24,15 @@ func TestKVParamsValidate(t *testing.T) {
 	}{
 		{"defaults", ok, ""},
 		{"zero", codec.KVParams{}, "head dimension 0"},
-		{"signed 8", with(func(p *codec.KVParams) { p.KeyBits, p.KeySigned = 8, true }), ""},
-		{"signed 4", with(func(p *codec.KVParams) { p.KeySigned = true }), "signed keys of 4"},
-		{"key bits 0", with(func(p *codec.KVParams) { p.KeyBits = 0 }), "0 bits"},
-		{"key bits 1", with(func(p *codec.KVParams) { p.KeyBits = 1 }), "1 bits"},
-		{"key bits 6", with(func(p *codec.KVParams) { p.KeyBits = 6 }), "6 bits"},
-		{"key bits -8", with(func(p *codec.KVParams) { p.KeyBits = -8 }), "-8 bits"},
-		{"value bits 0", with(func(p *codec.KVParams) { p.ValueBits = 0 }), "0 bits"},
-		{"value bits 1", with(func(p *codec.KVParams) { p.ValueBits = 1 }), "1 bits"},
-		{"value bits 6", with(func(p *codec.KVParams) { p.ValueBits = 6 }), "6 bits"},
-		{"value bits 9", with(func(p *codec.KVParams) { p.ValueBits = 9 }), "9 bits"},
-		{"value bits -1", with(func(p *codec.KVParams) { p.ValueBits = -1 }), "-1 bits"},
+		{"signed 8", with(func(p *codec.KVParams) { p.Keys = codec.Q8_0 }), ""},
+		{"unsigned 8", with(func(p *codec.KVParams) { p.Keys = codec.Uint8 }), ""},
+		{"no keys", with(func(p *codec.KVParams) { p.Keys = 0 }), "keys: format Format(0)"},
+		{"unknown keys", with(func(p *codec.KVParams) { p.Keys = 200 }), "keys: format Format(200)"},
+		{"no values", with(func(p *codec.KVParams) { p.Values = 0 }), "values: format Format(0)"},
+		{"unsigned values", with(func(p *codec.KVParams) { p.Values = codec.Uint8 }), "values: format uint8"},
+		{"key dim 2^20", with(func(p *codec.KVParams) { p.HeadDim, p.ValueHeadDim = codec.MaxHeadDim, 64 }), ""},
+		{"key dim beyond", with(func(p *codec.KVParams) { p.HeadDim, p.ValueHeadDim = codec.MaxHeadDim+32, 64 }), "dimension 1048608 exceeds"},
+		{"key dim 2^40", with(func(p *codec.KVParams) { p.HeadDim, p.ValueHeadDim = 1<<40, 64 }), "exceeds"},
 		{"group 64", with(func(p *codec.KVParams) { p.Group = 64 }), ""},
 		{"group 16", with(func(p *codec.KVParams) { p.Group = 16 }), "group 16"},
 		{"group 128", with(func(p *codec.KVParams) { p.Group = 128 }), "group 128"},
@@ -60,7 +59,7 @@ func TestKVParamsValidate(t *testing.T) {
 				}
 				return
 			}
-			if !errors.Is(err, codec.ErrParams) || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "codec: ") {
+			if !errors.Is(err, codec.ErrParams) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want ErrParams with %q", err, c.want)
 			}
 		})
@@ -68,12 +67,12 @@ func TestKVParamsValidate(t *testing.T) {
 }
 
 func TestKVParamsWithDefaults(t *testing.T) {
-	got := codec.KVParams{HeadDim: 96, KeyBits: 4, ValueBits: 3}.WithDefaults()
-	want := codec.KVParams{HeadDim: 96, ValueHeadDim: 96, KeyBits: 4, ValueBits: 3, Group: 32, ScaleType: codec.F16}
+	got := codec.KVParams{HeadDim: 96, Keys: codec.Q4_0, Values: codec.Q3_0}.WithDefaults()
+	want := codec.KVParams{HeadDim: 96, ValueHeadDim: 96, Keys: codec.Q4_0, Values: codec.Q3_0, Group: 32, ScaleType: codec.F16}
 	if got != want {
 		t.Errorf("defaults %+v, want %+v", got, want)
 	}
-	full := codec.KVParams{HeadDim: 128, ValueHeadDim: 64, KeyBits: 8, KeySigned: true, ValueBits: 5, Group: 64, ScaleType: codec.BF16, Policy: codec.Compat, Scale: codec.Search}
+	full := codec.KVParams{HeadDim: 128, ValueHeadDim: 64, Keys: codec.Q8_0, Values: codec.Q5_0, Group: 64, ScaleType: codec.BF16, Policy: codec.Compat, Scale: codec.Search}
 	if full.WithDefaults() != full {
 		t.Errorf("defaults replaced %+v by %+v", full, full.WithDefaults())
 	}
@@ -86,9 +85,9 @@ func TestKVParamsLengths(t *testing.T) {
 		keyCodes, keyScales, valueCodes, valueScales int
 		keyBitsPerElement, valueBitsPerElement       float64
 	}{
-		{p: codec.KVParams{HeadDim: 128, KeyBits: 8, ValueBits: 3}, keyCodes: 128, keyScales: 8, valueCodes: 48, valueScales: 8, keyBitsPerElement: 9, valueBitsPerElement: 3.5},
-		{p: codec.KVParams{HeadDim: 192, ValueHeadDim: 128, KeyBits: 5, ValueBits: 2, Group: 64}, keyCodes: 120, keyScales: 6, valueCodes: 32, valueScales: 4, keyBitsPerElement: 5.5, valueBitsPerElement: 2.25},
-		{p: codec.KVParams{HeadDim: 32, KeyBits: 2, ValueBits: 8, ScaleType: codec.F32}, keyCodes: 8, keyScales: 4, valueCodes: 32, valueScales: 4, keyBitsPerElement: 4, valueBitsPerElement: 9},
+		{p: codec.KVParams{HeadDim: 128, Keys: codec.Uint8, Values: codec.Q3_0}, keyCodes: 128, keyScales: 8, valueCodes: 48, valueScales: 8, keyBitsPerElement: 9, valueBitsPerElement: 3.5},
+		{p: codec.KVParams{HeadDim: 192, ValueHeadDim: 128, Keys: codec.Q5_0, Values: codec.Q2_0, Group: 64}, keyCodes: 120, keyScales: 6, valueCodes: 32, valueScales: 4, keyBitsPerElement: 5.5, valueBitsPerElement: 2.25},
+		{p: codec.KVParams{HeadDim: 32, Keys: codec.Q2_0, Values: codec.Q8_0, ScaleType: codec.F32}, keyCodes: 8, keyScales: 4, valueCodes: 32, valueScales: 4, keyBitsPerElement: 4, valueBitsPerElement: 9},
 	} {
 		kc, ks := c.p.KeyRowLen()
 		vc, vs := c.p.ValueRowLen()
@@ -101,65 +100,85 @@ func TestKVParamsLengths(t *testing.T) {
 	}
 }
 
-func TestParse(t *testing.T) {
-	for _, d := range []codec.DType{codec.F32, codec.F16, codec.BF16} {
-		if got, err := codec.ParseDType(d.String()); got != d || err != nil {
-			t.Error(got, err)
-		}
+// Every value of every named type reads back from its text, and nothing else
+// is read.
+func TestText(t *testing.T) {
+	type text interface {
+		encoding.TextMarshaler
+		fmt.Stringer
 	}
-	for _, p := range []codec.Policy{codec.Finite, codec.Compat} {
-		if got, err := codec.ParsePolicy(p.String()); got != p || err != nil {
-			t.Error(got, err)
-		}
-	}
-	for _, s := range []codec.ScaleRule{codec.RMS, codec.Search} {
-		if got, err := codec.ParseScaleRule(s.String()); got != s || err != nil {
-			t.Error(got, err)
-		}
-	}
-	for _, k := range codec.KeyTypes() {
-		if got, err := codec.ParseKeyType(k.Name); got != k || err != nil {
-			t.Error(got, err)
-		}
-		p := codec.KVParams{HeadDim: 64, KeyBits: k.Bits, KeySigned: k.Signed, ValueBits: 3}
-		if err := p.Validate(); err != nil {
-			t.Errorf("%s: %v", k.Name, err)
-		}
-	}
-	for name, want := range map[string]int{"q2_0": 2, "q3_0": 3, "q4_0": 4, "q5_0": 5, "q8_0": 8, "2": 2, "3": 3, "4": 4, "5": 5, "8": 8} {
-		if got, err := codec.ParseValueType(name); got != want || err != nil {
-			t.Errorf("%s: %d, %v", name, got, err)
-		}
-	}
-	for _, bad := range []string{"", "q6_0", "F16", "f64", "q8_0 ", "DType(0)", "7", "08", "Finite"} {
-		for what, parse := range map[string]func(string) error{
-			"dtype":  func(s string) error { _, err := codec.ParseDType(s); return err },
-			"policy": func(s string) error { _, err := codec.ParsePolicy(s); return err },
-			"rule":   func(s string) error { _, err := codec.ParseScaleRule(s); return err },
-			"key":    func(s string) error { _, err := codec.ParseKeyType(strings.TrimSuffix(s, "8_0")); return err },
-			"value":  func(s string) error { _, err := codec.ParseValueType(s); return err },
-		} {
-			err := parse(bad)
-			if err == nil {
-				t.Errorf("%s %q parsed", what, bad)
-			} else if !errors.Is(err, codec.ErrParams) && !errors.Is(err, codec.ErrDType) {
-				t.Errorf("%s %q: %v", what, bad, err)
+	for _, c := range []struct {
+		values []text
+		read   func(string) (text, error)
+	}{
+		{[]text{codec.F32, codec.F16, codec.BF16}, func(s string) (text, error) { var v codec.DType; err := v.UnmarshalText([]byte(s)); return v, err }},
+		{[]text{codec.Finite, codec.Compat}, func(s string) (text, error) { var v codec.Policy; err := v.UnmarshalText([]byte(s)); return v, err }},
+		{[]text{codec.RMS, codec.Search}, func(s string) (text, error) { var v codec.ScaleRule; err := v.UnmarshalText([]byte(s)); return v, err }},
+		{[]text{codec.Q2_0, codec.Q3_0, codec.Q4_0, codec.Q5_0, codec.Q8_0, codec.Uint8}, func(s string) (text, error) { var v codec.Format; err := v.UnmarshalText([]byte(s)); return v, err }},
+	} {
+		for _, v := range c.values {
+			b, err := v.MarshalText()
+			if err != nil || string(b) != v.String() {
+				t.Errorf("%v: %q, %v", v, b, err)
 			}
+			if got, err := c.read(string(b)); got != v || err != nil {
+				t.Errorf("%q reads as %v, %v", b, got, err)
+			}
+		}
+		for _, bad := range []string{"", "q6_0", "F16", "f64", "q8_0 ", "DType(0)", "7", "08", "Finite"} {
+			if got, err := c.read(bad); !errors.Is(err, codec.ErrParams) {
+				t.Errorf("%q reads as %v, %v", bad, got, err)
+			}
+		}
+	}
+	for _, v := range []text{codec.DType(0), codec.DType(4), codec.Policy(2), codec.ScaleRule(2), codec.Format(0), codec.Format(200)} {
+		if b, err := v.MarshalText(); err == nil {
+			t.Errorf("%v has the text %q", v, b)
 		}
 	}
 }
 
-// The named types are those of vllm-metal, with their widths.
-func TestKeyTypes(t *testing.T) {
-	want := []codec.KeyType{
-		{"int2", 2, false}, {"int4", 4, false}, {"int8", 8, true},
-		{"q4_0", 4, false}, {"q5_0", 5, false}, {"q8_0", 8, true},
-		{"uint2", 2, false}, {"uint3", 3, false}, {"uint4", 4, false}, {"uint8", 8, false},
+// The names that vllm-metal gives to key formats, with their widths.
+func TestFormats(t *testing.T) {
+	for name, want := range map[string]struct {
+		bits   int
+		signed bool
+	}{
+		"int2": {2, false}, "int4": {4, false}, "int8": {8, true}, "q4_0": {4, false}, "q5_0": {5, false}, "q8_0": {8, true},
+		"uint2": {2, false}, "uint3": {3, false}, "uint4": {4, false}, "uint8": {8, false},
+	} {
+		var f codec.Format
+		if err := f.UnmarshalText([]byte(name)); err != nil || f.Bits() != want.bits || f.Signed() != want.signed {
+			t.Errorf("%s: %v of %d bits, %v", name, f, f.Bits(), err)
+		}
+		if got, err := codec.KeyFormat(want.bits, want.signed); got != f || err != nil {
+			t.Errorf("keys of %d bits, signed %v: %v, %v", want.bits, want.signed, got, err)
+		}
+		if err := (codec.KVParams{HeadDim: 64, Keys: f, Values: codec.Q3_0}).Validate(); err != nil {
+			t.Error(err)
+		}
 	}
-	got := codec.KeyTypes()
-	slices.SortFunc(got, func(a, b codec.KeyType) int { return strings.Compare(a.Name, b.Name) })
-	if !slices.Equal(got, want) {
-		t.Errorf("key types %v, want %v", got, want)
+	for name, bits := range map[string]int{"q2_0": 2, "q3_0": 3, "q4_0": 4, "q5_0": 5, "q8_0": 8, "2": 2, "3": 3, "4": 4, "5": 5, "8": 8} {
+		var f codec.Format
+		if err := f.UnmarshalText([]byte(name)); err != nil || f.Bits() != bits {
+			t.Errorf("%s: %v, %v", name, f, err)
+		}
+		if got, err := codec.ValueFormat(bits); got != f || err != nil {
+			t.Errorf("values of %d bits: %v, %v", bits, got, err)
+		}
+	}
+	for _, bits := range []int{-8, 0, 1, 6, 7, 9, 16} {
+		for _, signed := range []bool{false, true} {
+			if f, err := codec.KeyFormat(bits, signed); !errors.Is(err, codec.ErrParams) {
+				t.Errorf("keys of %d bits: %v, %v", bits, f, err)
+			}
+		}
+		if f, err := codec.ValueFormat(bits); !errors.Is(err, codec.ErrParams) {
+			t.Errorf("values of %d bits: %v, %v", bits, f, err)
+		}
+	}
+	if f, err := codec.KeyFormat(4, true); !errors.Is(err, codec.ErrParams) {
+		t.Errorf("signed keys of 4 bits: %v, %v", f, err)
 	}
 }
 
@@ -168,14 +187,15 @@ func TestErrorText(t *testing.T) {
 		err  codec.Error
 		want string
 	}{
-		{codec.Error{Err: codec.ErrNonFinite, Tensor: "keys", Index: 7, Reason: "NaN"}, "codec: keys: element 7: NaN (not finite)"},
-		{codec.Error{Err: codec.ErrShape, Tensor: "values", Index: codec.NoIndex, Reason: "shape [3]"}, "codec: values: shape [3] (shape does not fit)"},
-		{codec.Error{Err: codec.ErrClosed, Index: codec.NoIndex}, "codec: backend is closed"},
+		{codec.Error{Err: codec.ErrNonFinite, Tensor: "keys", Index: 7, Reason: "NaN"}, "keys: element 7: NaN (not finite)"},
+		{codec.Error{Err: codec.ErrShape, Tensor: "values", Index: codec.NoIndex, Reason: "shape [3]"}, "values: shape [3] (shape does not fit)"},
+		{codec.Error{Err: codec.ErrClosed, Index: codec.NoIndex}, "backend is closed"},
+		{codec.Error{}, "element 0: unknown error"},
 	} {
 		if got := c.err.Error(); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
 		}
-		if !errors.Is(&c.err, c.err.Err) {
+		if c.err.Err != nil && !errors.Is(&c.err, c.err.Err) {
 			t.Errorf("%v does not wrap its class", &c.err)
 		}
 	}

@@ -20,16 +20,6 @@ const (
 	BF16 = pack.BF16 // the upper half of a binary32
 )
 
-// ParseDType returns the element type named f32, f16 or bf16.
-func ParseDType(name string) (DType, error) {
-	for _, d := range []DType{F32, F16, BF16} {
-		if d.String() == name {
-			return d, nil
-		}
-	}
-	return 0, &Error{Err: ErrDType, Index: NoIndex, Reason: fmt.Sprintf("unknown element type %q: want f32, f16 or bf16", name)}
-}
-
 // Tensor is a view of elements in memory. It owns nothing.
 //
 // Element (i0, i1, …) starts at byte (i0·Stride[0] + i1·Stride[1] + …)·size of

@@ -73,7 +73,7 @@ func TestTensorValidate(t *testing.T) {
 					}
 					continue
 				}
-				if !errors.Is(v.err, class) || !strings.Contains(v.err.Error(), v.want) || !strings.HasPrefix(v.err.Error(), "codec: keys: ") {
+				if !errors.Is(v.err, class) || !strings.Contains(v.err.Error(), v.want) || !strings.HasPrefix(v.err.Error(), "keys: ") {
 					t.Errorf("%s: error %v, want %v with %q", v.name, v.err, class, v.want)
 				}
 			}

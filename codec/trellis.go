@@ -101,7 +101,7 @@ func TrellisError(tensor string, err error) error {
 	}
 	e := &Error{Err: ErrShape, Tensor: tensor, Index: NoIndex, Reason: err.Error()}
 	switch {
-	case errors.Is(err, trellis.ErrParams), errors.Is(err, trellis.ErrUnknownCode):
+	case errors.Is(err, trellis.ErrParams):
 		e.Err = ErrParams
 	case errors.Is(err, trellis.ErrNonFinite):
 		e.Err = ErrNonFinite

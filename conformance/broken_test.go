@@ -102,7 +102,7 @@ func (k *mutantKV) encodeKeys(index []byte, x []float32, scales, zeros []byte) {
 	p := k.Params()
 	t, size := p.ScaleType, p.ScaleType.Size()
 	n, low, div := float32(p.KeyFormat().MaxIndex()), float32(0), float32(p.KeyFormat().MaxIndex())
-	if p.KeySigned {
+	if p.Keys.Signed() {
 		low, div = -n, 2*n
 	}
 	for g := 0; g < len(x); g += p.Group {
@@ -118,7 +118,7 @@ func (k *mutantKV) encodeKeys(index []byte, x []float32, scales, zeros []byte) {
 		scale := (hi - lo) / div
 		se := scale + eps
 		zero := k.m.rintZero(lo / se)
-		if p.KeySigned {
+		if p.Keys.Signed() {
 			zero = k.m.rintZero((hi + lo) / (2 * se))
 		}
 		constant := p.Policy == codec.Finite && !f32.IsFinite(t.Round(zero))
@@ -154,7 +154,7 @@ func (k *mutantKV) encodeValues(index []byte, x []float32, scales []byte) {
 	if err := hadamard.Transform(x); err != nil {
 		panic(err)
 	}
-	table, err := lloydmax.Lookup(p.ValueBits)
+	table, err := lloydmax.Lookup(p.Values.Bits())
 	if err != nil {
 		panic(err)
 	}
@@ -263,7 +263,7 @@ func (k *mutantKV) DecodeKeys(dst codec.Tensor, p codec.Keys) error {
 			st := k.stages.KeyDecodeStages(p, r)
 			for i := range row {
 				g, x := i/k.Params().Group, float32(st.Index[i])
-				if k.Params().KeySigned {
+				if k.Params().Keys.Signed() {
 					x = float32(int8(st.Index[i]))
 				}
 				row[i] = k.m.dequant(x, st.Zero[g], st.Scale[g])

@@ -8,21 +8,18 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec"
 )
 
-// keyFormats are the formats of keys, keyDims and valueDims the head dimensions
+// keyFormats and valueFormats are the formats, keyDims and valueDims the head dimensions
 // that are tried.
 var (
-	keyFormats = []struct {
-		bits   int
-		signed bool
-	}{{8, true}, {8, false}, {5, false}, {4, false}, {3, false}, {2, false}}
-	valueBits  = []int{2, 3, 4, 5, 8}
-	keyDims    = []int{32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512, 576, 1024}
-	valueDims  = []int{32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 1024}
-	dtypes     = []codec.DType{codec.F32, codec.F16, codec.BF16}
-	scaleTypes = []codec.DType{codec.F16, codec.F32, codec.BF16}
-	policies   = []codec.Policy{codec.Finite, codec.Compat}
-	rules      = []codec.ScaleRule{codec.RMS, codec.Search}
-	groups     = []int{32, 64}
+	keyFormats   = []codec.Format{codec.Q8_0, codec.Uint8, codec.Q5_0, codec.Q4_0, codec.Q3_0, codec.Q2_0}
+	valueFormats = []codec.Format{codec.Q2_0, codec.Q3_0, codec.Q4_0, codec.Q5_0, codec.Q8_0}
+	keyDims      = []int{32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512, 576, 1024}
+	valueDims    = []int{32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 1024}
+	dtypes       = []codec.DType{codec.F32, codec.F16, codec.BF16}
+	scaleTypes   = []codec.DType{codec.F16, codec.F32, codec.BF16}
+	policies     = []codec.Policy{codec.Finite, codec.Compat}
+	rules        = []codec.ScaleRule{codec.RMS, codec.Search}
+	groups       = []int{32, 64}
 )
 
 // turn returns the elements of a list one after the other, so that parameters
@@ -115,13 +112,13 @@ func paramsText(p codec.KVParams, keys, values bool) string {
 	var s []string
 	add := func(format string, args ...any) { s = append(s, fmt.Sprintf(format, args...)) }
 	if keys {
-		add("d=%d,bits=%d", p.HeadDim, p.KeyBits)
-		if p.KeySigned {
+		add("d=%d,bits=%d", p.HeadDim, p.Keys.Bits())
+		if p.Keys.Signed() {
 			add("signed=true")
 		}
 	}
 	if values {
-		add("vd=%d,vbits=%d", p.ValueHeadDim, p.ValueBits)
+		add("vd=%d,vbits=%d", p.ValueHeadDim, p.Values.Bits())
 	}
 	add("group=%d,scale=%v,policy=%v", p.Group, p.ScaleType, p.Policy)
 	if values {
@@ -132,12 +129,12 @@ func paramsText(p codec.KVParams, keys, values bool) string {
 
 // keyParams and valueParams return parameters for the case of one of the two;
 // the other's are small and plain.
-func keyParams(d, bits int, signed bool, group int, scale codec.DType, policy codec.Policy) codec.KVParams {
-	return codec.KVParams{HeadDim: d, ValueHeadDim: 64, KeyBits: bits, KeySigned: signed, ValueBits: 3, Group: group, ScaleType: scale, Policy: policy}
+func keyParams(d int, f codec.Format, group int, scale codec.DType, policy codec.Policy) codec.KVParams {
+	return codec.KVParams{HeadDim: d, ValueHeadDim: 64, Keys: f, Values: codec.Q3_0, Group: group, ScaleType: scale, Policy: policy}
 }
 
-func valueParams(d, bits, group int, scale codec.DType, policy codec.Policy, rule codec.ScaleRule) codec.KVParams {
-	return codec.KVParams{HeadDim: 64, ValueHeadDim: d, KeyBits: 8, KeySigned: true, ValueBits: bits, Group: group, ScaleType: scale, Policy: policy, Scale: rule}
+func valueParams(d int, f codec.Format, group int, scale codec.DType, policy codec.Policy, rule codec.ScaleRule) codec.KVParams {
+	return codec.KVParams{HeadDim: 64, ValueHeadDim: d, Keys: codec.Q8_0, Values: f, Group: group, ScaleType: scale, Policy: policy, Scale: rule}
 }
 
 func (c *encodeCase) make() Case {
@@ -174,12 +171,12 @@ func encodeCases() []Case {
 				for _, scale := range scaleTypes {
 					for _, policy := range policies {
 						for _, dt := range dtypes {
-							add(20, encodeCase{params: keyParams(d, f.bits, f.signed, group, scale, policy), dtype: dt, layout: plain, data: normalData})
+							add(20, encodeCase{params: keyParams(d, f, group, scale, policy), dtype: dt, layout: plain, data: normalData})
 						}
 					}
 				}
 				for _, l := range layouts {
-					add(10, encodeCase{params: keyParams(d, f.bits, f.signed, group, t.scaleType(), t.policy()), dtype: t.dtype(), layout: l, data: normalData})
+					add(10, encodeCase{params: keyParams(d, f, group, t.scaleType(), t.policy()), dtype: t.dtype(), layout: l, data: normalData})
 				}
 			}
 			for _, k := range kinds {
@@ -187,14 +184,14 @@ func encodeCases() []Case {
 					for _, policy := range policies {
 						for _, dt := range dtypes {
 							d := []int{64, 128, 192}[t.step()%3]
-							add(10, encodeCase{params: keyParams(d, f.bits, f.signed, group, scale, policy), dtype: dt, layout: plain, data: k})
+							add(10, encodeCase{params: keyParams(d, f, group, scale, policy), dtype: dt, layout: plain, data: k})
 						}
 					}
 				}
 			}
 		}
 	}
-	for _, bits := range valueBits {
+	for _, f := range valueFormats {
 		for _, group := range groups {
 			for _, d := range valueDims {
 				if d%group != 0 {
@@ -203,12 +200,12 @@ func encodeCases() []Case {
 				for _, scale := range scaleTypes {
 					for _, rule := range rules {
 						for _, dt := range dtypes {
-							add(20, encodeCase{values: true, params: valueParams(d, bits, group, scale, t.policy(), rule), dtype: dt, layout: plain, data: normalData})
+							add(20, encodeCase{values: true, params: valueParams(d, f, group, scale, t.policy(), rule), dtype: dt, layout: plain, data: normalData})
 						}
 					}
 				}
 				for _, l := range layouts {
-					add(10, encodeCase{values: true, params: valueParams(d, bits, group, t.scaleType(), t.policy(), t.rule()), dtype: t.dtype(), layout: l, data: normalData})
+					add(10, encodeCase{values: true, params: valueParams(d, f, group, t.scaleType(), t.policy(), t.rule()), dtype: t.dtype(), layout: l, data: normalData})
 				}
 			}
 			for _, k := range kinds {
@@ -227,7 +224,7 @@ func encodeCases() []Case {
 							if k.name == "search-ties" {
 								short = 1
 							}
-							add(short, encodeCase{values: true, params: valueParams(d, bits, group, scale, policy, rule), dtype: dt, layout: plain, data: k})
+							add(short, encodeCase{values: true, params: valueParams(d, f, group, scale, policy, rule), dtype: dt, layout: plain, data: k})
 						}
 					}
 				}
@@ -291,16 +288,16 @@ func decodeCases() []Case {
 				}
 				for _, scale := range scaleTypes {
 					for _, dt := range dtypes {
-						add(10, decodeCase{op: "DecodeKeys", params: keyParams(d, f.bits, f.signed, group, scale, codec.Finite), dtype: dt, layout: plain, data: anyCodes})
+						add(10, decodeCase{op: "DecodeKeys", params: keyParams(d, f, group, scale, codec.Finite), dtype: dt, layout: plain, data: anyCodes})
 					}
 				}
 				for _, l := range outputLayouts {
-					add(10, decodeCase{op: "DecodeKeys", params: keyParams(d, f.bits, f.signed, group, t.scaleType(), codec.Finite), dtype: t.dtype(), layout: l, data: anyCodes})
+					add(10, decodeCase{op: "DecodeKeys", params: keyParams(d, f, group, t.scaleType(), codec.Finite), dtype: t.dtype(), layout: l, data: anyCodes})
 				}
 			}
 			for _, scale := range scaleTypes {
 				for _, policy := range policies {
-					p := keyParams([]int{64, 128, 192}[t.step()%3], f.bits, f.signed, group, scale, policy)
+					p := keyParams([]int{64, 128, 192}[t.step()%3], f, group, scale, policy)
 					for _, k := range decodable(p, false) {
 						add(10, decodeCase{op: "DecodeKeys", params: p, dtype: t.dtype(), layout: plain, data: k})
 					}
@@ -309,7 +306,7 @@ func decodeCases() []Case {
 		}
 	}
 	for _, op := range []string{"DecodeValues", "DecodeValuesRotated"} {
-		for _, bits := range valueBits {
+		for _, f := range valueFormats {
 			for _, group := range groups {
 				for _, d := range valueDims {
 					if d%group != 0 {
@@ -317,17 +314,17 @@ func decodeCases() []Case {
 					}
 					for _, scale := range scaleTypes {
 						for _, dt := range dtypes {
-							add(10, decodeCase{op: op, params: valueParams(d, bits, group, scale, codec.Finite, codec.RMS), dtype: dt, layout: plain, data: anyCodes})
+							add(10, decodeCase{op: op, params: valueParams(d, f, group, scale, codec.Finite, codec.RMS), dtype: dt, layout: plain, data: anyCodes})
 						}
 					}
 					for _, l := range outputLayouts {
-						add(10, decodeCase{op: op, params: valueParams(d, bits, group, t.scaleType(), codec.Finite, codec.RMS), dtype: t.dtype(), layout: l, data: anyCodes})
+						add(10, decodeCase{op: op, params: valueParams(d, f, group, t.scaleType(), codec.Finite, codec.RMS), dtype: t.dtype(), layout: l, data: anyCodes})
 					}
 				}
 				for _, scale := range scaleTypes {
 					for _, policy := range policies {
 						d := []int{64, 128, 192, 256}[t.step()%4]
-						p := valueParams(d, bits, group, scale, policy, codec.RMS)
+						p := valueParams(d, f, group, scale, policy, codec.RMS)
 						for _, k := range decodable(p, true) {
 							add(10, decodeCase{op: op, params: p, dtype: t.dtype(), layout: plain, data: k})
 						}
@@ -340,13 +337,13 @@ func decodeCases() []Case {
 	dims := [][2]int{{64, 64}, {128, 128}, {256, 256}, {192, 128}, {96, 160}, {64, 256}, {288, 224}, {512, 512}}
 	for _, op := range jointOps {
 		for _, f := range keyFormats {
-			for _, bits := range valueBits {
+			for _, vf := range valueFormats {
 				for _, d := range dims {
 					group := groups[t.step()%2]
 					if d[0]%group != 0 || d[1]%group != 0 {
 						group = 32
 					}
-					p := codec.KVParams{HeadDim: d[0], ValueHeadDim: d[1], KeyBits: f.bits, KeySigned: f.signed, ValueBits: bits, Group: group, ScaleType: t.scaleType()}
+					p := codec.KVParams{HeadDim: d[0], ValueHeadDim: d[1], Keys: f, Values: vf, Group: group, ScaleType: t.scaleType()}
 					for _, dt := range dtypes {
 						add(20, decodeCase{op: op, params: p, dtype: dt, layout: t.layout(outputLayouts), data: anyCodes})
 						p.Policy = t.policy()
@@ -370,7 +367,7 @@ func unrotateCases() []Case {
 	for _, d := range valueDims {
 		for _, dt := range dtypes {
 			add := func(short uint64, l layout, k data, inPlace bool) {
-				p := codec.KVParams{HeadDim: 64, ValueHeadDim: d, KeyBits: 8, KeySigned: true, ValueBits: 3}.WithDefaults()
+				p := codec.KVParams{HeadDim: 64, ValueHeadDim: d, Keys: codec.Q8_0, Values: codec.Q3_0}.WithDefaults()
 				c := &unrotateCase{params: p, dtype: dt, layout: l, data: k, inPlace: inPlace}
 				k2 := c.make()
 				k2.short = sparse(k2.Name, short)

@@ -169,7 +169,7 @@ var kinds = []data{
 		m := float32(1)
 		if !in.values {
 			m = float32(in.params.KeyFormat().MaxIndex())
-			if in.params.KeySigned {
+			if in.params.Keys.Signed() {
 				m *= 2
 			}
 		}
@@ -255,7 +255,7 @@ func indexTies(x []float32, in *input) {
 		for {
 			hi = float32(n) * float32(1+in.s.intn(1000)) / 512
 			div = float32(n)
-			if in.params.KeySigned {
+			if in.params.Keys.Signed() {
 				lo, div = -hi, 2*div
 			}
 			if se := (hi-lo)/div + eps; f32.IsFinite(se) {
@@ -267,7 +267,7 @@ func indexTies(x []float32, in *input) {
 		for i := 2; i < len(group); i++ {
 			for group[i] = hi; group[i] == hi; {
 				want := float32(in.s.intn(n)) + 0.5
-				if in.params.KeySigned && in.s.intn(2) == 0 {
+				if in.params.Keys.Signed() && in.s.intn(2) == 0 {
 					want = -want
 				}
 				if v, ok := nearby(want*se, func(v float32) bool { return v > lo && v < hi && v/se == want }); ok {
@@ -287,11 +287,11 @@ func zeroTies(x []float32, in *input) {
 			want := float32(in.s.intn(40)) - 19.5
 			step := float32(1+in.s.intn(4096)) / 1024
 			start := want * step
-			if in.params.KeySigned {
+			if in.params.Keys.Signed() {
 				start = float32(want*step) - float32(n*step)
 			}
 			group[0], found = nearby(start, func(lo float32) bool {
-				if in.params.KeySigned {
+				if in.params.Keys.Signed() {
 					hi := lo + float32(2*n*step)
 					se := (hi-lo)/(2*n) + eps
 					group[1] = hi
@@ -341,7 +341,7 @@ type tieKey struct{ d, bits, group int }
 // boundaryTies fills rows that have, after rotation, an element exactly on a
 // boundary other than 0.
 func boundaryTies(x []float32, in *input) {
-	key := tieKey{in.d, in.params.ValueBits, in.params.Group}
+	key := tieKey{in.d, in.params.Values.Bits(), in.params.Group}
 	found, ok := tieRows.Load(key)
 	if !ok {
 		found, _ = tieRows.LoadOrStore(key, key.search(3))
@@ -459,7 +459,7 @@ func scaleTies(x []float32, in *input) {
 				if in.s.intn(2) == 0 {
 					group[i] = -m
 				}
-			case in.params.KeySigned:
+			case in.params.Keys.Signed():
 				group[i] = m * float32(in.s.intn(255)-127)
 			default:
 				group[i] = m * float32(in.s.intn(int(n)+1))
@@ -467,7 +467,7 @@ func scaleTies(x []float32, in *input) {
 		}
 		if !in.values {
 			group[3], group[7] = 0, n*m
-			if in.params.KeySigned {
+			if in.params.Keys.Signed() {
 				group[3] = -n * m
 			}
 		}

@@ -264,8 +264,8 @@ func (c *decodeCase) diagnose(e *env, values bool, f *Failure, k, v packed) *Fai
 func decodes(p codec.KVParams, values bool, x float32) bool {
 	if !values {
 		n := float32(p.KeyFormat().MaxIndex())
-		return f32.Rint(x) == x && x <= n && (x >= 0 || p.KeySigned && x >= -n-1)
+		return f32.Rint(x) == x && x <= n && (x >= 0 || p.Keys.Signed() && x >= -n-1)
 	}
-	table, err := lloydmax.Lookup(p.ValueBits)
+	table, err := lloydmax.Lookup(p.Values.Bits())
 	return err == nil && slices.Contains(table.AppendCentroids(nil), x)
 }

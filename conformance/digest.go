@@ -210,13 +210,13 @@ func digestKeyParams(i int) (codec.KVParams, codec.DType) {
 	d := digits(int(uint64(i) * 347 % 648))
 	f := keyFormats[d.next(6)]
 	group, scale, policy, t, dim := groups[d.next(2)], scaleTypes[d.next(3)], policies[d.next(2)], dtypes[d.next(3)], digestKeyDims[d.next(3)]
-	return keyParams(dim, f.bits, f.signed, group, scale, policy), t
+	return keyParams(dim, f, group, scale, policy), t
 }
 
 func digestValueParams(i int) (codec.KVParams, codec.DType) {
 	d := digits(int(uint64(i) * 347 % 1080))
-	bits, group, scale, rule, t, dim := valueBits[d.next(5)], groups[d.next(2)], scaleTypes[d.next(3)], rules[d.next(2)], dtypes[d.next(3)], digestValueDims[d.next(6)]
-	return valueParams(dim, bits, group, scale, codec.Finite, rule), t
+	f, group, scale, rule, t, dim := valueFormats[d.next(5)], groups[d.next(2)], scaleTypes[d.next(3)], rules[d.next(2)], dtypes[d.next(3)], digestValueDims[d.next(6)]
+	return valueParams(dim, f, group, scale, codec.Finite, rule), t
 }
 
 // rowsOf returns iterations lo to hi−1 by their parameters: period apart, they

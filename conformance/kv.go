@@ -60,9 +60,9 @@ func dim(p codec.KVParams, values bool) int {
 
 func bitsOfIndex(p codec.KVParams, values bool) int {
 	if values {
-		return p.ValueBits
+		return p.Values.Bits()
 	}
-	return p.KeyBits
+	return p.Keys.Bits()
 }
 
 func rowLen(p codec.KVParams, values bool) (codes, scales int) {

@@ -87,7 +87,7 @@ type malformedCase struct {
 }
 
 func (c *malformedCase) run(e *env) *Failure {
-	p := codec.KVParams{HeadDim: 96, ValueHeadDim: 64, KeyBits: 5, ValueBits: 3}.WithDefaults()
+	p := codec.KVParams{HeadDim: 96, ValueHeadDim: 64, Keys: codec.Q5_0, Values: codec.Q3_0}.WithDefaults()
 	kv, refKV := e.kv(p), e.refKV(p)
 	s := seeded(c.name)
 	mk := func(name string, d int) (codec.Tensor, *memory) {
@@ -170,7 +170,7 @@ func (c *paramsCase) run(e *env) *Failure {
 
 // badParams are parameters of no codec, and a few that are at the edge.
 func badParams() []codec.KVParams {
-	good := codec.KVParams{HeadDim: 64, KeyBits: 8, ValueBits: 3}
+	good := codec.KVParams{HeadDim: 64, Keys: codec.Uint8, Values: codec.Q3_0}
 	var all []codec.KVParams
 	with := func(set func(*codec.KVParams)) {
 		p := good
@@ -186,11 +186,12 @@ func badParams() []codec.KVParams {
 	for _, d := range []int{288, 352, 8192, 16384} {
 		with(func(p *codec.KVParams) { p.ValueHeadDim = d })
 	}
-	for _, b := range []int{-1, 0, 1, 6, 7, 9, 16} {
-		with(func(p *codec.KVParams) { p.KeyBits = b })
-		with(func(p *codec.KVParams) { p.ValueBits = b })
+	for _, f := range []codec.Format{0, 77, 255} {
+		with(func(p *codec.KVParams) { p.Keys = f })
+		with(func(p *codec.KVParams) { p.Values = f })
 	}
-	with(func(p *codec.KVParams) { p.KeyBits, p.KeySigned = 4, true })
+	with(func(p *codec.KVParams) { p.Values = codec.Uint8 })
+	with(func(p *codec.KVParams) { p.HeadDim, p.ValueHeadDim = codec.MaxHeadDim+32, 64 })
 	for _, g := range []int{-32, 1, 16, 48, 96, 128} {
 		with(func(p *codec.KVParams) { p.Group = g })
 	}
@@ -216,8 +217,8 @@ func malformedCases() []Case {
 	for _, p := range badParams() {
 		c := &paramsCase{p}
 		cases = append(cases, Case{Op: "KV", short: true, run: c.run,
-			Name: fmt.Sprintf("KV(d=%d,bits=%d,signed=%t,vd=%d,vbits=%d,group=%d,scale=%d,policy=%d,rule=%d)",
-				p.HeadDim, p.KeyBits, p.KeySigned, p.ValueHeadDim, p.ValueBits, p.Group, p.ScaleType, p.Policy, p.Scale)})
+			Name: fmt.Sprintf("KV(d=%d,keys=%v,vd=%d,values=%v,group=%d,scale=%d,policy=%d,rule=%d)",
+				p.HeadDim, p.Keys, p.ValueHeadDim, p.Values, p.Group, p.ScaleType, p.Policy, p.Scale)})
 	}
 	return cases
 }

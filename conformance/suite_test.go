@@ -125,11 +125,11 @@ func TestDeclined(t *testing.T) {
 // What is searched for is found: the data hold the ties that they are named for.
 func TestTies(t *testing.T) {
 	for _, f := range keyFormats {
-		p := keyParams(128, f.bits, f.signed, 32, codec.F16, codec.Finite)
+		p := keyParams(128, f, 32, codec.F16, codec.Finite)
 		in := &input{params: p, dtype: codec.F32, rows: 2, d: 128, s: seeded("ties")}
 		x := make([]float32, 256)
 		div := float32(p.KeyFormat().MaxIndex())
-		if f.signed {
+		if f.Signed() {
 			div *= 2
 		}
 		indexTies(x, in)
@@ -143,23 +143,24 @@ func TestTies(t *testing.T) {
 			}
 		}
 		if ties != 8*30 {
-			t.Errorf("%d bits: %d ties of 240 indices", f.bits, ties)
+			t.Errorf("%d bits: %d ties of 240 indices", f.Bits(), ties)
 		}
 		zeroTies(x, in)
 		for g := 0; g < len(x); g += 32 {
 			lo, hi := x[g], x[g+1]
 			z := lo / ((hi-lo)/div + eps)
-			if f.signed {
+			if f.Signed() {
 				z = (hi + lo) / (2 * ((hi-lo)/div + eps))
 			}
 			if d := z - f32.Rint(z); d != 0.5 && d != -0.5 {
-				t.Errorf("%d bits: a zero point of %v is no tie", f.bits, z)
+				t.Errorf("%d bits: a zero point of %v is no tie", f.Bits(), z)
 			}
 		}
 	}
-	for _, bits := range valueBits {
+	for _, f := range valueFormats {
+		bits := f.Bits()
 		for _, d := range []int{64, 96, 128, 160, 224, 256} {
-			p := valueParams(d, bits, 32, codec.F16, codec.Finite, codec.RMS)
+			p := valueParams(d, f, 32, codec.F16, codec.Finite, codec.RMS)
 			in := &input{params: p, values: true, dtype: codec.F32, rows: 3, d: d, s: seeded("ties")}
 			x := make([]float32, 3*d)
 			boundaryTies(x, in)
@@ -209,7 +210,7 @@ func f32Bits(x float32) uint32 { return uint32(ordered(elements(codec.FromF32([]
 // Errors are where the data put them, not only where the reference says.
 func TestNonFinite(t *testing.T) {
 	for name, want := range map[string]int{"nan": 191, "inf": 0, "negative-inf": 383, "nan-last": 383, "nan-first": 0} {
-		c := encodeCase{name: name, params: keyParams(128, 8, false, 32, codec.F16, codec.Finite), dtype: codec.F32, layout: layouts[0], data: kindNamed(name)}
+		c := encodeCase{name: name, params: keyParams(128, codec.Uint8, 32, codec.F16, codec.Finite), dtype: codec.F32, layout: layouts[0], data: kindNamed(name)}
 		x, _ := c.tensor()
 		var k packed
 		err := encode(newEnv(ref.New()).kv(c.params), false, &k, x)

@@ -3,6 +3,7 @@ package conformance_test
 import (
 	"bytes"
 	"context"
+	"encoding"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -471,10 +472,8 @@ func TestVectorReference(t *testing.T) {
 	}
 	wide := func(x []float32) []byte { return clean(codec.F32, codec.FromF32(x, len(x)).Data) }
 	dtype := func(t *testing.T, name string) codec.DType {
-		d, err := codec.ParseDType(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		var d codec.DType
+		parse(t, &d, name)
 		return d
 	}
 	input := func(t *testing.T, v *vector) (codec.Tensor, [][]float32) {
@@ -500,11 +499,13 @@ func TestVectorReference(t *testing.T) {
 		return kv, stages
 	}
 	eachVector(t, "keys", func(t *testing.T, v *vector) {
-		policy, err := codec.ParsePolicy(v.Params.Policy)
+		f, err := codec.KeyFormat(v.Params.Bits, v.Params.Signed)
 		if err != nil {
 			t.Fatal(err)
 		}
-		kv, stages := kvOf(t, v, codec.KVParams{HeadDim: v.Params.HeadDim, ValueHeadDim: 64, ValueBits: 2, KeyBits: v.Params.Bits, KeySigned: v.Params.Signed, Policy: policy})
+		var policy codec.Policy
+		parse(t, &policy, v.Params.Policy)
+		kv, stages := kvOf(t, v, codec.KVParams{HeadDim: v.Params.HeadDim, ValueHeadDim: 64, Values: codec.Q2_0, Keys: f, Policy: policy})
 		x, rows := input(t, v)
 		var canon, scale, zero, index []byte
 		for _, row := range rows {
@@ -532,11 +533,13 @@ func TestVectorReference(t *testing.T) {
 		same(t, "decoded", clean(out.DType, out.Data), v.Decoded.Bits)
 	})
 	eachVector(t, "values", func(t *testing.T, v *vector) {
-		rule, err := codec.ParseScaleRule(v.Params.Rule)
+		f, err := codec.ValueFormat(v.Params.Bits)
 		if err != nil {
 			t.Fatal(err)
 		}
-		kv, stages := kvOf(t, v, codec.KVParams{HeadDim: 64, KeyBits: 8, ValueHeadDim: v.Params.HeadDim, ValueBits: v.Params.Bits, Scale: rule})
+		var rule codec.ScaleRule
+		parse(t, &rule, v.Params.Rule)
+		kv, stages := kvOf(t, v, codec.KVParams{HeadDim: 64, Keys: codec.Uint8, ValueHeadDim: v.Params.HeadDim, Values: f, Scale: rule})
 		x, rows := input(t, v)
 		var canon, rotated, scale, index []byte
 		for _, row := range rows {
@@ -568,16 +571,9 @@ func TestVectorReference(t *testing.T) {
 	})
 	eachVector(t, "weights", func(t *testing.T, v *vector) {
 		p := trellis.Params{L: v.Params.L, K: v.Params.K, T: v.Params.T}
-		var err error
-		if p.Code, err = trellis.ParseCode(v.Params.Code); err != nil {
-			t.Fatal(err)
-		}
-		if p.Scale, err = trellis.ParseScaleRule(v.Params.Rule); err != nil {
-			t.Fatal(err)
-		}
-		if v.Params.Policy == trellis.Compat.String() {
-			p.Policy = trellis.Compat
-		}
+		parse(t, &p.Code, v.Params.Code)
+		parse(t, &p.Scale, v.Params.Rule)
+		parse(t, &p.Policy, v.Params.Policy)
 		c, err := ref.New().Trellis(p)
 		if err != nil {
 			t.Fatal(err)
@@ -614,4 +610,11 @@ func TestVectorReference(t *testing.T) {
 		t.Fatal("nothing compared")
 	}
 	t.Logf("compared %d bytes", compared)
+}
+
+func parse(t *testing.T, v encoding.TextUnmarshaler, name string) {
+	t.Helper()
+	if err := v.UnmarshalText([]byte(name)); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -33,6 +33,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 	"github.com/turbotrellis/turbotrellis/internal/threefry"
 )
 
@@ -60,7 +61,7 @@ func split(d int) (m, n int, ok bool) {
 }
 
 func sizeError(d int) error {
-	return fmt.Errorf("hadamard: size %d is not m·2^k with m in {1, 12, 20, 28} and 2^k in [1, %d]", d, maxPow2)
+	return fault.New(fault.ErrParams, "size %d is not m·2^k with m in {1, 12, 20, 28} and 2^k in [1, %d]", d, maxPow2)
 }
 
 // Supported reports whether vectors of d elements can be transformed.

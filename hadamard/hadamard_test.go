@@ -280,7 +280,7 @@ func TestSupported(t *testing.T) {
 
 func TestUnsupported(t *testing.T) {
 	for _, d := range []int{-1, 0, 3, 6, 36, 60, 72, 100, 576, 1000, 16384, 12 * 16384} {
-		want := fmt.Sprintf("hadamard: size %d ", d)
+		want := fmt.Sprintf("size %d ", d)
 		if _, err := New(d); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("New(%d): error %v does not name it", d, err)
 		}

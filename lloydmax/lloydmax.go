@@ -8,8 +8,9 @@
 package lloydmax
 
 import (
-	"fmt"
 	"math"
+
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // Table is one quantiser: 2^bits centroids and the 2^bits − 1 boundaries that
@@ -45,7 +46,7 @@ func fromBits(src []uint32) []float32 {
 // other width is an error.
 func Lookup(bits int) (*Table, error) {
 	if bits < 0 || bits >= len(tables) || tables[bits] == nil {
-		return nil, fmt.Errorf("lloydmax: no table of %d bits: there are 2, 3, 4, 5 and 8", bits)
+		return nil, fault.New(fault.ErrParams, "no table of %d bits: there are 2, 3, 4, 5 and 8", bits)
 	}
 	return tables[bits], nil
 }

@@ -89,7 +89,7 @@ func parseEntry(raw []byte) (p trellis.Params, axis int, err error) {
 		return p, 0, fmt.Errorf("%w: want bits, group_size and trellis with L, code and axis", ErrEntry)
 	}
 	p = trellis.Params{L: *e.Trellis.L, K: *e.Bits, T: *e.GroupSize}
-	if p.Code, err = trellis.ParseCode(e.Trellis.Code); err != nil {
+	if err = p.Code.UnmarshalText([]byte(e.Trellis.Code)); err != nil {
 		return p, 0, fmt.Errorf("%w: %w", ErrEntry, err)
 	}
 	if err := p.Validate(); err != nil {

@@ -638,7 +638,7 @@ func TestRefused(t *testing.T) {
 		{"axis", one(normal("q.weight", "F32", 4, 48)), change(func(o *EncodeOptions) { o.Axis = 1 }), trellis.ErrShape, `"q.weight"`},
 		{"T·k", one(q), change(func(o *EncodeOptions) { o.Params.T = 8 }), trellis.ErrParams, "want a multiple of 16"},
 		{"k ≥ L", one(q), change(func(o *EncodeOptions) { o.Params.L, o.Params.K = 4, 4 }), trellis.ErrParams, "L = 4 with K = 4"},
-		{"code", one(q), change(func(o *EncodeOptions) { o.Params.Code = 9 }), trellis.ErrUnknownCode, "Code(9)"},
+		{"code", one(q), change(func(o *EncodeOptions) { o.Params.Code = 9 }), codec.ErrParams, "Code(9)"},
 		{"NaN", one(normal("q.weight", "F32", 4, 64).set(130, nan).set(200, inf)), nil, codec.ErrNonFinite, `"q.weight": element 130: NaN`},
 		{"Inf, f16, axis 0", one(normal("q.weight", "F16", 64, 3).set(7, inf)), nil, codec.ErrNonFinite, `"q.weight": element 7: +Inf`},
 		{"-Inf, bf16", one(normal("q.weight", "BF16", 4, 64).set(255, -inf)), nil, codec.ErrNonFinite, `element 255: -Inf`},
@@ -742,8 +742,8 @@ func TestEntryRefused(t *testing.T) {
 		text        string
 	}{
 		{"good", good, []tensor{codes, scales}, nil, ""},
-		{"code", strings.Replace(good, "1mad", "2mad", 1), []tensor{codes, scales}, trellis.ErrUnknownCode, `"2mad"`},
-		{"binary16 code", strings.Replace(good, "1mad", "3inst-f16", 1), []tensor{codes, scales}, trellis.ErrUnknownCode, "reserved"},
+		{"code", strings.Replace(good, "1mad", "2mad", 1), []tensor{codes, scales}, codec.ErrParams, `"2mad"`},
+		{"binary16 code", strings.Replace(good, "1mad", "3inst-f16", 1), []tensor{codes, scales}, codec.ErrParams, "reserved"},
 		{"k ≥ L", strings.Replace(good, `"L":12`, `"L":2`, 1), []tensor{codes, scales}, trellis.ErrParams, "L = 2"},
 		{"T·k", strings.Replace(good, `"group_size":32`, `"group_size":8`, 1), []tensor{codes, scales}, trellis.ErrParams, "T = 8"},
 		{"columns", strings.Replace(good, `"bits":2`, `"bits":3`, 1), []tensor{codes, scales}, trellis.ErrShape, "[3 4]"},

@@ -2,8 +2,9 @@ package pack
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
+
+	"github.com/turbotrellis/turbotrellis/internal/enum"
 )
 
 // DType is a type of stored floating-point elements, all little-endian.
@@ -27,17 +28,23 @@ func (d DType) Size() int {
 	return 0
 }
 
+var dtypeNames = []string{F32: "f32", F16: "f16", BF16: "bf16"}
+
 // String returns f32, f16 or bf16.
-func (d DType) String() string {
-	switch d {
-	case F32:
-		return "f32"
-	case F16:
-		return "f16"
-	case BF16:
-		return "bf16"
+func (d DType) String() string { return enum.String("DType", dtypeNames, int(d)) }
+
+// MarshalText returns what String does, or an error for an unknown type.
+func (d DType) MarshalText() ([]byte, error) {
+	return enum.Marshal("DType", "element type", dtypeNames, int(d))
+}
+
+// UnmarshalText reads f32, f16 or bf16.
+func (d *DType) UnmarshalText(text []byte) error {
+	i, err := enum.Unmarshal("element type", dtypeNames, text)
+	if err == nil {
+		*d = DType(i)
 	}
-	return fmt.Sprintf("DType(%d)", uint8(d))
+	return err
 }
 
 // Load widens the element at the start of b, which is exact.

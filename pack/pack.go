@@ -16,8 +16,9 @@
 package pack
 
 import (
-	"fmt"
 	"slices"
+
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // PackedLen returns the number of bytes that n elements of the given width
@@ -29,10 +30,10 @@ func PackedLen(n, bits int) (int, error) {
 		return 0, err
 	}
 	if n < 0 {
-		return 0, fmt.Errorf("pack: negative element count %d", n)
+		return 0, fault.New(fault.ErrShape, "negative element count %d", n)
 	}
 	if n%8*bits%8 != 0 {
-		return 0, fmt.Errorf("pack: %d elements of %d bits do not fill whole bytes: the count must be a multiple of %d",
+		return 0, fault.New(fault.ErrShape, "%d elements of %d bits do not fill whole bytes: the count must be a multiple of %d",
 			n, bits, elementsPerByteBoundary(bits))
 	}
 	return n/8*bits + n%8*bits/8, nil
@@ -48,7 +49,7 @@ func Pack(dst, src []byte, bits int) error {
 		return err
 	}
 	if len(dst) != n {
-		return fmt.Errorf("pack: %d elements of %d bits pack into %d bytes, but dst has %d", len(src), bits, n, len(dst))
+		return fault.New(fault.ErrShape, "%d elements of %d bits pack into %d bytes, but dst has %d", len(src), bits, n, len(dst))
 	}
 	if err := checkRange(src, bits); err != nil {
 		return err
@@ -84,7 +85,7 @@ func Unpack(dst, src []byte, bits int) error {
 		return err
 	}
 	if len(src) != n {
-		return fmt.Errorf("pack: %d elements of %d bits are packed in %d bytes, but src has %d", len(dst), bits, n, len(src))
+		return fault.New(fault.ErrShape, "%d elements of %d bits are packed in %d bytes, but src has %d", len(dst), bits, n, len(src))
 	}
 	unpackAll(dst, src, bits)
 	return nil
@@ -99,7 +100,7 @@ func AppendUnpack(dst, src []byte, n, bits int) ([]byte, error) {
 		return dst, err
 	}
 	if len(src) != want {
-		return dst, fmt.Errorf("pack: %d elements of %d bits are packed in %d bytes, but src has %d", n, bits, want, len(src))
+		return dst, fault.New(fault.ErrShape, "%d elements of %d bits are packed in %d bytes, but src has %d", n, bits, want, len(src))
 	}
 	dst = slices.Grow(dst, n)
 	dst = dst[:len(dst)+n]
@@ -109,7 +110,7 @@ func AppendUnpack(dst, src []byte, n, bits int) ([]byte, error) {
 
 func checkBits(bits int) error {
 	if bits < 1 || bits > 8 {
-		return fmt.Errorf("pack: width of %d bits is outside 1 to 8", bits)
+		return fault.New(fault.ErrParams, "width of %d bits is outside 1 to 8", bits)
 	}
 	return nil
 }
@@ -124,7 +125,7 @@ func checkRange(src []byte, bits int) error {
 		return nil
 	}
 	i := slices.IndexFunc(src, func(v byte) bool { return v>>bits != 0 })
-	return fmt.Errorf("pack: index %d at position %d does not fit %d bits", src[i], i, bits)
+	return fault.New(fault.ErrParams, "index %d at position %d does not fit %d bits", src[i], i, bits)
 }
 
 // elementsPerByteBoundary is the least positive n for which n·bits is a

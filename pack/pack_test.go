@@ -39,13 +39,13 @@ func TestPackedLen(t *testing.T) {
 				t.Errorf("PackedLen(%d, %d) = %d, %v; want %d", n, bits, got, err, want)
 			case !ok && err == nil:
 				t.Errorf("PackedLen(%d, %d) = %d, want an error", n, bits, got)
-			case !ok && (got != 0 || !strings.HasPrefix(err.Error(), "pack: ")):
+			case !ok && got != 0:
 				t.Errorf("PackedLen(%d, %d) = %d, %v", n, bits, got, err)
 			}
 		}
 	}
 	_, err := PackedLen(12, 3)
-	const want = "pack: 12 elements of 3 bits do not fill whole bytes: the count must be a multiple of 8"
+	const want = "12 elements of 3 bits do not fill whole bytes: the count must be a multiple of 8"
 	if err == nil || err.Error() != want {
 		t.Errorf("PackedLen(12, 3): %v", err)
 	}
@@ -233,7 +233,7 @@ func TestOutOfRange(t *testing.T) {
 				src := make([]byte, 24)
 				src[23] = 0xff // the first is the one to name
 				src[at] = byte(v)
-				want := fmt.Sprintf("pack: index %d at position %d does not fit %d bits", v, at, bits)
+				want := fmt.Sprintf("index %d at position %d does not fit %d bits", v, at, bits)
 				dst := bytes.Repeat([]byte{0xa5}, 3*bits)
 				if err := Pack(dst, src, bits); err == nil || err.Error() != want {
 					t.Fatalf("Pack: %v, want %s", err, want)

@@ -1,10 +1,10 @@
 package trellis
 
 import (
-	"fmt"
 	"math"
-	"strings"
 
+	"github.com/turbotrellis/turbotrellis/internal/enum"
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
@@ -27,40 +27,35 @@ const (
 	Rand
 )
 
-var codeNames = [...]string{OneMAD: "1mad", ThreeInst: "3inst", Rand: "rand"}
+var codeNames = []string{OneMAD: "1mad", ThreeInst: "3inst", Rand: "rand"}
 
 // binary16ThreeInst is kept for QTIP's own decoder of 3inst, which adds the
 // halves in binary16: 27,707 of its 65,536 values differ. It is not
 // implemented, and must never be read as 3inst.
 const binary16ThreeInst = "3inst-f16"
 
-// ParseCode returns the code of that name. Any other name is an
-// ErrUnknownCode that lists the known ones.
-func ParseCode(name string) (Code, error) {
-	for c, n := range codeNames {
-		if n == name {
-			return Code(c), nil
-		}
-	}
-	known := strings.Join(codeNames[:], ", ")
-	if name == binary16ThreeInst {
-		return 0, fmt.Errorf("%w: %q is reserved for halves added in binary16, which is not the code 3inst (known: %s)",
-			ErrUnknownCode, name, known)
-	}
-	return 0, fmt.Errorf("%w: %q (known: %s)", ErrUnknownCode, name, known)
-}
+// String returns the code's name.
+func (c Code) String() string { return enum.String("Code", codeNames, int(c)) }
 
-// String returns the name that ParseCode reads.
-func (c Code) String() string {
-	if int(c) < len(codeNames) {
-		return codeNames[c]
+// MarshalText returns the code's name, or an error for an unknown code.
+func (c Code) MarshalText() ([]byte, error) { return enum.Marshal("Code", "code", codeNames, int(c)) }
+
+// UnmarshalText reads the name of a code. Any other is an ErrParams that lists
+// the known ones.
+func (c *Code) UnmarshalText(text []byte) error {
+	if string(text) == binary16ThreeInst {
+		return fault.New(ErrParams, "code %q is reserved for halves added in binary16, which is not 3inst", text)
 	}
-	return fmt.Sprintf("Code(%d)", uint8(c))
+	i, err := enum.Unmarshal("code", codeNames, text)
+	if err == nil {
+		*c = Code(i)
+	}
+	return err
 }
 
 func (c Code) validate() error {
 	if int(c) >= len(codeNames) {
-		return fmt.Errorf("%w: %v (known: %s)", ErrUnknownCode, c, strings.Join(codeNames[:], ", "))
+		return fault.New(ErrParams, "%v is not a code", c)
 	}
 	return nil
 }
@@ -85,7 +80,7 @@ func AppendValues(dst []float32, c Code, L int) ([]float32, error) {
 		return dst, err
 	}
 	if L < 1 || L > maxL {
-		return dst, fmt.Errorf("%w: L = %d, want 1 to %d", ErrParams, L, maxL)
+		return dst, fault.New(ErrParams, "L = %d, want 1 to %d", L, maxL)
 	}
 	for s := range uint32(1) << L {
 		dst = append(dst, c.value(s))

@@ -1,8 +1,7 @@
 package trellis
 
 import (
-	"fmt"
-
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
@@ -23,13 +22,13 @@ func (m *Matrix) Validate() error {
 		return err
 	}
 	if m.Params.FreeEnds {
-		return fmt.Errorf("%w: free-ended blocks have no packed form", ErrParams)
+		return fault.New(ErrParams, "free-ended blocks have no packed form")
 	}
 	if n := m.Geometry.CodesLen(m.Params); len(m.Codes) != n {
-		return fmt.Errorf("%w: %d words of codes, want %d", ErrShape, len(m.Codes), n)
+		return fault.New(ErrShape, "%d words of codes, want %d", len(m.Codes), n)
 	}
 	if n := m.Geometry.Rows(); len(m.Scales) != n {
-		return fmt.Errorf("%w: %d scales, want %d", ErrShape, len(m.Scales), n)
+		return fault.New(ErrShape, "%d scales, want %d", len(m.Scales), n)
 	}
 	return nil
 }
@@ -41,7 +40,7 @@ func (m *Matrix) At(out, in int) (float32, error) {
 		return 0, err
 	}
 	if out < 0 || out >= m.Geometry.Out || in < 0 || in >= m.Geometry.In {
-		return 0, fmt.Errorf("%w: weight (%d, %d) of [%d, %d]", ErrIndex, out, in, m.Geometry.Out, m.Geometry.In)
+		return 0, fault.New(ErrIndex, "weight (%d, %d) of [%d, %d]", out, in, m.Geometry.Out, m.Geometry.In)
 	}
 	return m.at(out, in), nil
 }
@@ -72,10 +71,10 @@ func (m *Matrix) DecodeRows(dst []float32, lo, hi int) error {
 func (m *Matrix) DecodeBytes(dst []byte, dtype pack.DType, lo, hi int) error {
 	size := dtype.Size()
 	if size == 0 {
-		return fmt.Errorf("%w: %v", ErrParams, dtype)
+		return fault.New(ErrParams, "%v", dtype)
 	}
 	if len(dst)%size != 0 {
-		return fmt.Errorf("%w: %d bytes for elements of %d", ErrShape, len(dst), size)
+		return fault.New(ErrShape, "%d bytes for elements of %d", len(dst), size)
 	}
 	if err := m.checkRows(len(dst)/size, lo, hi); err != nil {
 		return err
@@ -92,10 +91,10 @@ func (m *Matrix) checkRows(n, lo, hi int) error {
 		return err
 	}
 	if lo < 0 || hi < lo || hi > m.Geometry.Out {
-		return fmt.Errorf("%w: rows [%d, %d) of %d", ErrIndex, lo, hi, m.Geometry.Out)
+		return fault.New(ErrIndex, "rows [%d, %d) of %d", lo, hi, m.Geometry.Out)
 	}
 	if want := (hi - lo) * m.Geometry.In; n != want {
-		return fmt.Errorf("%w: room for %d weights, want %d", ErrShape, n, want)
+		return fault.New(ErrShape, "room for %d weights, want %d", n, want)
 	}
 	return nil
 }

@@ -1,10 +1,11 @@
 package trellis
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"sync"
+
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // RowBlocks is the number of blocks in a row of MeasureDistortion: with T = 256,
@@ -27,8 +28,7 @@ type Distortion struct {
 // measurement: no coded byte depends on it.
 func MeasureDistortion(p Params, blocks int, seed uint64, workers int) (Distortion, error) {
 	if blocks < RowBlocks || blocks%RowBlocks != 0 || workers < 1 {
-		return Distortion{}, fmt.Errorf("%w: %d blocks by %d workers, want a positive multiple of %d and at least 1",
-			ErrParams, blocks, workers, RowBlocks)
+		return Distortion{}, fault.New(ErrParams, "%d blocks by %d workers, want a positive multiple of %d and at least 1", blocks, workers, RowBlocks)
 	}
 	rows := make([]rowError, blocks/RowBlocks)
 	workers = min(workers, len(rows))

@@ -1,10 +1,10 @@
 package trellis
 
 import (
-	"fmt"
 	"math"
 
 	"github.com/turbotrellis/turbotrellis/internal/f32"
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 const (
@@ -45,8 +45,7 @@ func (p Params) ValidateEncoder() error {
 		return err
 	}
 	if p.T > maxBack>>(p.L-p.K) {
-		return fmt.Errorf("%w: T = %d with L = %d and K = %d needs T·2^(L−K) bytes of back-pointers, over %d",
-			ErrParams, p.T, p.L, p.K, maxBack)
+		return fault.New(ErrParams, "T = %d with L = %d and K = %d needs T·2^(L−K) bytes of back-pointers, over %d", p.T, p.L, p.K, maxBack)
 	}
 	return nil
 }
@@ -92,7 +91,7 @@ func (e *Encoder) Params() Params { return e.p }
 // written.
 func (e *Encoder) EncodeBlock(states []uint16, x []float32) error {
 	if len(x) != e.p.T || len(states) != e.p.T {
-		return fmt.Errorf("%w: %d samples and %d states, want T = %d of each", ErrShape, len(x), len(states), e.p.T)
+		return fault.New(ErrShape, "%d samples and %d states, want T = %d of each", len(x), len(states), e.p.T)
 	}
 	for i, v := range x {
 		if !f32.IsFinite(v) {

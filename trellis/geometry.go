@@ -1,8 +1,9 @@
 package trellis
 
 import (
-	"fmt"
 	"math"
+
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // Geometry places a weight matrix [Out, In], row-major, in coded rows.
@@ -49,19 +50,17 @@ func (g Geometry) Validate(p Params) error {
 		return err
 	}
 	if g.Axis != 0 && g.Axis != 1 {
-		return fmt.Errorf("%w: axis %d, want 0 or 1", ErrShape, g.Axis)
+		return fault.New(ErrShape, "axis %d, want 0 or 1", g.Axis)
 	}
 	if g.Out < 0 || g.In < 0 || g.Out > maxSide || g.In > maxSide ||
 		g.In > 0 && g.Out > math.MaxInt/8/g.In {
-		return fmt.Errorf("%w: matrix [%d, %d]", ErrShape, g.Out, g.In)
+		return fault.New(ErrShape, "matrix [%d, %d]", g.Out, g.In)
 	}
 	if g.Cols()%p.T != 0 {
-		return fmt.Errorf("%w: coded rows of %d weights (axis %d of [%d, %d]), want a multiple of T = %d",
-			ErrShape, g.Cols(), g.Axis, g.Out, g.In, p.T)
+		return fault.New(ErrShape, "coded rows of %d weights (axis %d of [%d, %d]), want a multiple of T = %d", g.Cols(), g.Axis, g.Out, g.In, p.T)
 	}
 	if g.Interleaved && g.Cols()/p.T%2 != 0 {
-		return fmt.Errorf("%w: interleaved rows of %d weights, want a multiple of 2·T = %d",
-			ErrShape, g.Cols(), 2*p.T)
+		return fault.New(ErrShape, "interleaved rows of %d weights, want a multiple of 2·T = %d", g.Cols(), 2*p.T)
 	}
 	return nil
 }
@@ -95,10 +94,10 @@ func GeometryOf(codes []int, axis int, p Params) (Geometry, error) {
 	case len(codes) == 3 && codes[2] == 2*words && codes[0] <= math.MaxInt/2:
 		rows, blocks = codes[1], 2*codes[0]
 	default:
-		return Geometry{}, fmt.Errorf("%w: codes %v, want [rows, n·%d] or [n, rows, %d]", ErrShape, codes, words, 2*words)
+		return Geometry{}, fault.New(ErrShape, "codes %v, want [rows, n·%d] or [n, rows, %d]", codes, words, 2*words)
 	}
 	if rows < 0 || blocks < 0 || blocks > math.MaxInt/p.T {
-		return Geometry{}, fmt.Errorf("%w: codes %v", ErrShape, codes)
+		return Geometry{}, fault.New(ErrShape, "codes %v", codes)
 	}
 	g := Geometry{Axis: axis, Out: rows, In: blocks * p.T, Interleaved: len(codes) == 3}
 	if axis == 0 {
@@ -147,7 +146,7 @@ func relayout(dst, src []uint32, rows, cols int, p Params, interleaved bool) err
 		return err
 	}
 	if n := to.CodesLen(p); len(dst) != n || len(src) != n {
-		return fmt.Errorf("%w: %d words from %d, want %d", ErrShape, len(dst), len(src), n)
+		return fault.New(ErrShape, "%d words from %d, want %d", len(dst), len(src), n)
 	}
 	for b := range cols / p.T {
 		for r := range rows {

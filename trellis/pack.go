@@ -3,6 +3,8 @@ package trellis
 import (
 	"fmt"
 	"slices"
+
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // stateAt returns state t of a block of p.BlockWords() words: the L bits from
@@ -26,10 +28,10 @@ func StateAt(words []uint32, p Params, t int) (uint16, error) {
 		return 0, err
 	}
 	if len(words) != p.BlockWords() {
-		return 0, fmt.Errorf("%w: a block of %d words, want %d", ErrShape, len(words), p.BlockWords())
+		return 0, fault.New(ErrShape, "a block of %d words, want %d", len(words), p.BlockWords())
 	}
 	if t < 0 || t >= p.T {
-		return 0, fmt.Errorf("%w: t = %d in a block of %d", ErrIndex, t, p.T)
+		return 0, fault.New(ErrIndex, "t = %d in a block of %d", t, p.T)
 	}
 	return uint16(stateAt(words, p, t)), nil
 }
@@ -45,7 +47,7 @@ func PackStates(dst []uint32, states []uint16, p Params) error {
 		return err
 	}
 	if len(dst) != n*p.BlockWords() {
-		return fmt.Errorf("%w: %d words for %d blocks, want %d", ErrShape, len(dst), n, n*p.BlockWords())
+		return fault.New(ErrShape, "%d words for %d blocks, want %d", len(dst), n, n*p.BlockWords())
 	}
 	for b := range n {
 		if err := checkPath(states[b*p.T:][:p.T], p); err != nil {
@@ -81,7 +83,7 @@ func UnpackStates(dst []uint16, words []uint32, p Params) error {
 		return err
 	}
 	if len(words) != n*p.BlockWords() {
-		return fmt.Errorf("%w: %d words for %d blocks, want %d", ErrShape, len(words), n, n*p.BlockWords())
+		return fault.New(ErrShape, "%d words for %d blocks, want %d", len(words), n, n*p.BlockWords())
 	}
 	for i := range dst {
 		b, t := i/p.T, i%p.T
@@ -98,7 +100,7 @@ func AppendUnpackStates(dst []uint16, words []uint32, p Params) ([]uint16, error
 		return dst, err
 	}
 	if len(words)%p.BlockWords() != 0 {
-		return dst, fmt.Errorf("%w: %d words, want a multiple of %d", ErrShape, len(words), p.BlockWords())
+		return dst, fault.New(ErrShape, "%d words, want a multiple of %d", len(words), p.BlockWords())
 	}
 	n := len(words) / p.BlockWords() * p.T
 	out := slices.Grow(dst, n)[:len(dst)+n]
@@ -114,7 +116,7 @@ func blocks(n int, p Params) (int, error) {
 		return 0, err
 	}
 	if n%p.T != 0 {
-		return 0, fmt.Errorf("%w: %d states, want a multiple of T = %d", ErrShape, n, p.T)
+		return 0, fault.New(ErrShape, "%d states, want a multiple of T = %d", n, p.T)
 	}
 	return n / p.T, nil
 }
@@ -126,10 +128,10 @@ func checkPath(states []uint16, p Params) error {
 	for t, s := range states {
 		s := uint32(s)
 		if s > p.stateMask() {
-			return fmt.Errorf("%w: state %d at t = %d has more than %d bits", ErrNotTailBiting, s, t, p.L)
+			return fault.New(ErrNotTailBiting, "state %d at t = %d has more than %d bits", s, t, p.L)
 		}
 		if s>>p.K != prev&(p.stateMask()>>p.K) {
-			return fmt.Errorf("%w: state %#x at t = %d does not follow %#x", ErrNotTailBiting, s, t, prev)
+			return fault.New(ErrNotTailBiting, "state %#x at t = %d does not follow %#x", s, t, prev)
 		}
 		prev = s
 	}

@@ -2,10 +2,10 @@ package trellis
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/turbotrellis/turbotrellis/internal/f32"
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
@@ -74,13 +74,13 @@ func (e *Encoder) encodeRow(ctx context.Context, codes []uint32, recon, w []floa
 	}
 	p := e.p
 	if len(w)%p.T != 0 {
-		return 0, fmt.Errorf("%w: a row of %d weights, want a multiple of T = %d", ErrShape, len(w), p.T)
+		return 0, fault.New(ErrShape, "a row of %d weights, want a multiple of T = %d", len(w), p.T)
 	}
 	if n := len(w) / p.T * p.BlockWords(); len(codes) != n {
-		return 0, fmt.Errorf("%w: %d words for a row of %d weights, want %d", ErrShape, len(codes), len(w), n)
+		return 0, fault.New(ErrShape, "%d words for a row of %d weights, want %d", len(codes), len(w), n)
 	}
 	if recon != nil && len(recon) != len(w) {
-		return 0, fmt.Errorf("%w: reconstruction of %d for a row of %d weights", ErrShape, len(recon), len(w))
+		return 0, fault.New(ErrShape, "reconstruction of %d for a row of %d weights", len(recon), len(w))
 	}
 	first, div, err := e.RowScale(w)
 	if err != nil {
@@ -131,7 +131,7 @@ func refit(first uint16, num, den float32) uint16 {
 
 func (e *Encoder) checkTail() error {
 	if e.p.FreeEnds {
-		return fmt.Errorf("%w: free-ended blocks have no packed form", ErrParams)
+		return fault.New(ErrParams, "free-ended blocks have no packed form")
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func (e *Encoder) checkTail() error {
 // ErrShape.
 func RefitScale(first uint16, w, f []float32) (uint16, error) {
 	if len(w) != len(f) {
-		return 0, fmt.Errorf("%w: %d weights and %d values", ErrShape, len(w), len(f))
+		return 0, fault.New(ErrShape, "%d weights and %d values", len(w), len(f))
 	}
 	var num, den laneSum
 	for i, v := range w {
@@ -169,10 +169,10 @@ func (e *Encoder) Encode(ctx context.Context, dst *Matrix, recon, w []float32, g
 		return err
 	}
 	if len(w) != g.Out*g.In {
-		return fmt.Errorf("%w: %d weights for [%d, %d]", ErrShape, len(w), g.Out, g.In)
+		return fault.New(ErrShape, "%d weights for [%d, %d]", len(w), g.Out, g.In)
 	}
 	if recon != nil && len(recon) != len(w) {
-		return fmt.Errorf("%w: reconstruction of %d for %d weights", ErrShape, len(recon), len(w))
+		return fault.New(ErrShape, "reconstruction of %d for %d weights", len(recon), len(w))
 	}
 	if g.Rows() == 0 { // whatever the length of a row
 		*dst = Matrix{Params: e.p, Geometry: g, Codes: dst.Codes[:0], Scales: dst.Scales[:0]}

@@ -27,19 +27,21 @@ package trellis
 import (
 	"errors"
 	"fmt"
+
+	"github.com/turbotrellis/turbotrellis/internal/enum"
+	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
 // What is wrong with an input, by class. The errors returned wrap one of these
-// and say more.
+// and say more. The first four are codec's of the same names.
 var (
-	ErrParams        = errors.New("trellis: invalid parameters")
-	ErrUnknownCode   = errors.New("trellis: unknown code")
-	ErrShape         = errors.New("trellis: shape mismatch")
-	ErrIndex         = errors.New("trellis: index out of range")
-	ErrNotTailBiting = errors.New("trellis: states have no packed form")
-	ErrNonFinite     = errors.New("trellis: value is not finite")
-	ErrSampleRange   = errors.New("trellis: sample beyond ±2^60")
-	ErrScaleOverflow = errors.New("trellis: scale overflows float16")
+	ErrParams        = fault.ErrParams
+	ErrShape         = fault.ErrShape
+	ErrNonFinite     = fault.ErrNonFinite
+	ErrScaleOverflow = fault.ErrScaleOverflow
+	ErrIndex         = errors.New("index out of range")
+	ErrNotTailBiting = errors.New("states have no packed form")
+	ErrSampleRange   = errors.New("sample beyond ±2^60")
 )
 
 // ValueError names the input value that could not be coded. Err is
@@ -53,31 +55,42 @@ type ValueError struct {
 }
 
 func (e *ValueError) Error() string {
-	return fmt.Sprintf("%v (index %d, value %v)", e.Err, e.Index, e.Value)
+	if e.Err == ErrScaleOverflow {
+		return fmt.Sprintf("the scale of the row at %d, %v, overflows f16", e.Index, e.Value)
+	}
+	return fmt.Sprintf("value %d is %v: %v", e.Index, e.Value, e.Err)
 }
 
+// Unwrap returns the class.
 func (e *ValueError) Unwrap() error { return e.Err }
 
-// Policy says what is stored as the scale of an all-zero row.
+// Policy says what an encoder stores for data that the format cannot hold. Here
+// that is the scale of a row of zeros; package codec has more.
 type Policy uint8
 
 const (
 	// Finite stores 0, so that the row decodes to exact zeros.
 	Finite Policy = iota
-	// Compat stores 1, as the reference implementation does; the row then
-	// decodes to the code's values nearest zero. It differs from Finite in
-	// nothing else.
+	// Compat stores 1, as the implementation that the format comes from does;
+	// the row then decodes to the code's values nearest zero.
 	Compat
 )
 
-func (p Policy) String() string {
-	switch p {
-	case Finite:
-		return "finite"
-	case Compat:
-		return "compat"
+var policies = []string{Finite: "finite", Compat: "compat"}
+
+// String returns finite or compat.
+func (p Policy) String() string { return enum.String("Policy", policies, int(p)) }
+
+// MarshalText returns what String does, or an error for an unknown policy.
+func (p Policy) MarshalText() ([]byte, error) { return enum.Marshal("Policy", "policy", policies, int(p)) }
+
+// UnmarshalText reads finite or compat.
+func (p *Policy) UnmarshalText(text []byte) error {
+	i, err := enum.Unmarshal("policy", policies, text)
+	if err == nil {
+		*p = Policy(i)
 	}
-	return fmt.Sprintf("Policy(%d)", uint8(p))
+	return err
 }
 
 // ScaleRule says how a row's scale is chosen. The format does not depend on it.
@@ -91,25 +104,23 @@ const (
 	Refit
 )
 
-func (r ScaleRule) String() string {
-	switch r {
-	case RMS:
-		return "rms"
-	case Refit:
-		return "refit"
-	}
-	return fmt.Sprintf("ScaleRule(%d)", uint8(r))
+var scaleRules = []string{RMS: "rms", Refit: "refit"}
+
+// String returns rms or refit.
+func (r ScaleRule) String() string { return enum.String("ScaleRule", scaleRules, int(r)) }
+
+// MarshalText returns what String does, or an error for an unknown rule.
+func (r ScaleRule) MarshalText() ([]byte, error) {
+	return enum.Marshal("ScaleRule", "scale rule", scaleRules, int(r))
 }
 
-// ParseScaleRule returns the rule named "rms" or "refit".
-func ParseScaleRule(name string) (ScaleRule, error) {
-	switch name {
-	case "rms":
-		return RMS, nil
-	case "refit":
-		return Refit, nil
+// UnmarshalText reads rms or refit.
+func (r *ScaleRule) UnmarshalText(text []byte) error {
+	i, err := enum.Unmarshal("scale rule", scaleRules, text)
+	if err == nil {
+		*r = ScaleRule(i)
 	}
-	return 0, fmt.Errorf("%w: scale rule %q (known: rms, refit)", ErrParams, name)
+	return err
 }
 
 // maxT bounds the block so that T·K stays far inside an int everywhere.
@@ -140,16 +151,15 @@ func DefaultParams(k int) Params { return Params{L: 12, K: k, T: 256} }
 func (p Params) Validate() error {
 	switch {
 	case p.K < 1 || p.K > 8:
-		return fmt.Errorf("%w: K = %d, want 1 to 8", ErrParams, p.K)
+		return fault.New(ErrParams, "K = %d, want 1 to 8", p.K)
 	case p.L <= p.K || p.L > maxL:
-		return fmt.Errorf("%w: L = %d with K = %d, want %d to %d", ErrParams, p.L, p.K, p.K+1, maxL)
+		return fault.New(ErrParams, "L = %d with K = %d, want %d to %d", p.L, p.K, p.K+1, maxL)
 	case p.T < 1 || p.T > maxT || p.T*p.K%32 != 0:
-		return fmt.Errorf("%w: T = %d with K = %d, want a multiple of %d up to %d",
-			ErrParams, p.T, p.K, 32/gcd(32, p.K), maxT)
+		return fault.New(ErrParams, "T = %d with K = %d, want a multiple of %d up to %d", p.T, p.K, 32/gcd(32, p.K), maxT)
 	case p.Policy > Compat:
-		return fmt.Errorf("%w: %v", ErrParams, p.Policy)
+		return fault.New(ErrParams, "%v is not a policy", p.Policy)
 	case p.Scale > Refit:
-		return fmt.Errorf("%w: %v", ErrParams, p.Scale)
+		return fault.New(ErrParams, "%v is not a scale rule", p.Scale)
 	}
 	return p.Code.validate()
 }

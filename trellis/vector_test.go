@@ -135,7 +135,8 @@ func TestVectorInterleave(t *testing.T) {
 func TestVectorEncode(t *testing.T) {
 	n := 0
 	for _, c := range vectors.Paths(t) {
-		code, err := ParseCode(c.Code)
+		var code Code
+		err := code.UnmarshalText([]byte(c.Code))
 		if err != nil {
 			t.Fatal(err)
 		}

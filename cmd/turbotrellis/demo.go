@@ -160,11 +160,11 @@ func demo(b codec.Backend) ([]demoRow, error) {
 			return nil, err
 		}
 		for _, name := range []string{"q8_0", "q4_0", "uint2"} {
-			t, err := codec.ParseKeyType(name)
-			if err != nil {
+			var f codec.Format
+			if err := f.UnmarshalText([]byte(name)); err != nil {
 				return nil, err
 			}
-			kv, err := b.KV(codec.KVParams{HeadDim: keys.Dim(), KeyBits: t.Bits, KeySigned: t.Signed, ValueBits: 8})
+			kv, err := b.KV(codec.KVParams{HeadDim: keys.Dim(), Keys: f, Values: codec.Q8_0})
 			if err != nil {
 				return nil, err
 			}
@@ -178,15 +178,15 @@ func demo(b codec.Backend) ([]demoRow, error) {
 			}
 		}
 		for _, s := range []struct {
-			bits int
-			rule codec.ScaleRule
-		}{{8, codec.RMS}, {4, codec.RMS}, {4, codec.Search}, {3, codec.RMS}, {3, codec.Search}, {2, codec.RMS}} {
-			kv, err := b.KV(codec.KVParams{HeadDim: values.Dim(), KeyBits: 8, ValueBits: s.bits, Scale: s.rule})
+			format codec.Format
+			rule   codec.ScaleRule
+		}{{codec.Q8_0, codec.RMS}, {codec.Q4_0, codec.RMS}, {codec.Q4_0, codec.Search}, {codec.Q3_0, codec.RMS}, {codec.Q3_0, codec.Search}, {codec.Q2_0, codec.RMS}} {
+			kv, err := b.KV(codec.KVParams{HeadDim: values.Dim(), Keys: codec.Uint8, Values: s.format, Scale: s.rule})
 			if err != nil {
 				return nil, err
 			}
 			var v codec.Values
-			err = run(sample+" values", fmt.Sprintf("%d bits, %v", s.bits, s.rule), values, func() ([][]byte, error) {
+			err = run(sample+" values", fmt.Sprintf("%d bits, %v", s.format.Bits(), s.rule), values, func() ([][]byte, error) {
 				err := kv.EncodeValues(&v, values)
 				return [][]byte{v.Codes, v.Scales}, err
 			}, func(out codec.Tensor) error { return kv.DecodeValues(out, v) })

@@ -66,8 +66,8 @@ func newKVEncode() *cobra.Command {
 	var group int
 	var force, asJSON bool
 	var names []string
-	for _, t := range codec.KeyTypes() {
-		names = append(names, t.Name)
+	for _, f := range codec.KeyFormats() {
+		names = append(names, f.String())
 	}
 	cmd := &cobra.Command{
 		Use:   "encode IN.safetensors OUT.safetensors",
@@ -99,24 +99,24 @@ IN and OUT may be - for standard input and output.`,
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var o snapshot.EncodeOptions
-		kt, err := codec.ParseKeyType(keyType)
+		err := o.Params.Keys.UnmarshalText([]byte(keyType))
 		if err != nil {
 			return usageError{err}
 		}
-		o.Params.KeyBits, o.Params.KeySigned, o.Params.Group = kt.Bits, kt.Signed, group
+		o.Params.Group = group
 		if group != 32 && group != 64 {
 			return usagef("--group %d: want 32 or 64", group)
 		}
-		if o.Params.ValueBits, err = codec.ParseValueType(valueType); err != nil {
+		if err = o.Params.Values.UnmarshalText([]byte(valueType)); err != nil {
 			return usageError{err}
 		}
-		if o.Params.ScaleType, err = codec.ParseDType(scaleType); err != nil {
+		if err = o.Params.ScaleType.UnmarshalText([]byte(scaleType)); err != nil {
 			return usagef("--scale-type: %w", err)
 		}
-		if o.Params.Policy, err = codec.ParsePolicy(policy); err != nil {
+		if err = o.Params.Policy.UnmarshalText([]byte(policy)); err != nil {
 			return usageError{err}
 		}
-		if o.Params.Scale, err = codec.ParseScaleRule(scale); err != nil {
+		if err = o.Params.Scale.UnmarshalText([]byte(scale)); err != nil {
 			return usageError{err}
 		}
 		if o.Skip, err = snapshot.ParseLayers(skip); err != nil {
@@ -200,7 +200,7 @@ IN and OUT may be - for standard input and output.`,
 		var o snapshot.DecodeOptions
 		var err error
 		if dtype != "" {
-			if o.DType, err = codec.ParseDType(dtype); err != nil {
+			if err = o.DType.UnmarshalText([]byte(dtype)); err != nil {
 				return usagef("--dtype: %w", err)
 			}
 		}

@@ -158,10 +158,10 @@ func trellisOptions(tensors string, k, block int, code, axis, policy, scale, sha
 	}
 	o.Params = trellis.DefaultParams(k)
 	o.Params.T = block
-	if o.Params.Code, err = trellis.ParseCode(code); err != nil {
+	if err = o.Params.Code.UnmarshalText([]byte(code)); err != nil {
 		return o, usagef("--code: %w", err)
 	}
-	if o.Params.Scale, err = trellis.ParseScaleRule(scale); err != nil {
+	if err = o.Params.Scale.UnmarshalText([]byte(scale)); err != nil {
 		return o, usagef("--scale: %w", err)
 	}
 	switch policy {
@@ -259,7 +259,8 @@ file, under the names that they had. OUT becomes what IN is.`,
 		if err := noStreams(args...); err != nil {
 			return err
 		}
-		d, err := codec.ParseDType(dtype)
+		var d codec.DType
+		err := d.UnmarshalText([]byte(dtype))
 		if err != nil {
 			return usagef("--dtype: %w", err)
 		}

@@ -134,7 +134,7 @@ func rows(r *rand.Rand, d codec.DType, shape ...int) codec.Tensor {
 // Results are the reference's for any number of workers.
 func TestWorkers(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	p := codec.KVParams{HeadDim: 128, KeyBits: 8, ValueBits: 3}
+	p := codec.KVParams{HeadDim: 128, Keys: codec.Uint8, Values: codec.Q3_0}
 	x := rows(r, codec.F32, 700, 128)
 	want := exercise(t, ref.New(), p, x)
 	w := trellis.DefaultParams(2)
@@ -223,7 +223,7 @@ func TestCancel(t *testing.T) {
 
 // Codecs outlive the variable that held their backend.
 func TestCodecKeepsItsWorkers(t *testing.T) {
-	c, err := cpu.New(cpu.Options{Workers: 4}).KV(codec.KVParams{HeadDim: 128, KeyBits: 4, ValueBits: 4})
+	c, err := cpu.New(cpu.Options{Workers: 4}).KV(codec.KVParams{HeadDim: 128, Keys: codec.Q4_0, Values: codec.Q4_0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestAllocations(t *testing.T) {
 	eachLevel(t, func(t *testing.T, l cpu.Level) {
 		b := cpu.New(cpu.Options{Workers: 1, Level: l})
 		defer b.Close()
-		c, err := b.KV(codec.KVParams{HeadDim: 128, KeyBits: 8, ValueBits: 3})
+		c, err := b.KV(codec.KVParams{HeadDim: 128, Keys: codec.Uint8, Values: codec.Q3_0})
 		if err != nil {
 			t.Fatal(err)
 		}

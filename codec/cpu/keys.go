@@ -52,8 +52,8 @@ func newKeyCoder(p codec.KVParams, level Level) keyCoder {
 	f := p.KeyFormat()
 	m := f.MaxIndex()
 	c := keyCoder{
-		format: f, packer: newBitPacker(p.KeyBits), group: p.Group, scaleType: p.ScaleType, compat: p.Policy == codec.Compat,
-		maxIndex: float32(m), lo: magicBits, hi: magicBits + int32(m), rangeScale: float32(m), codeLen: p.Group / 8 * p.KeyBits,
+		format: f, packer: newBitPacker(p.Keys.Bits()), group: p.Group, scaleType: p.ScaleType, compat: p.Policy == codec.Compat,
+		maxIndex: float32(m), lo: magicBits, hi: magicBits + int32(m), rangeScale: float32(m), codeLen: p.Group / 8 * p.Keys.Bits(),
 	}
 	if f.Signed {
 		c.lo, c.rangeScale, c.sum = magicBits-int32(m), 2*c.maxIndex, 1

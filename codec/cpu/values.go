@@ -31,8 +31,8 @@ type valueKernels struct {
 
 func newValueCoder(p codec.KVParams, level Level) (valueCoder, error) {
 	c := valueCoder{
-		dim: p.ValueHeadDim, group: p.Group, bits: p.ValueBits, scaleType: p.ScaleType, compat: p.Policy == codec.Compat,
-		search: p.Scale == codec.Search, packer: newBitPacker(p.ValueBits), codeLen: p.Group / 8 * p.ValueBits,
+		dim: p.ValueHeadDim, group: p.Group, bits: p.Values.Bits(), scaleType: p.ScaleType, compat: p.Policy == codec.Compat,
+		search: p.Scale == codec.Search, packer: newBitPacker(p.Values.Bits()), codeLen: p.Group / 8 * p.Values.Bits(),
 	}
 	var err error
 	if c.rot, err = newRotation(c.dim); err != nil {

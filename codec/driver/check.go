@@ -216,7 +216,7 @@ func trellisError(tensor string, err error) error {
 		return nil
 	}
 	e := &codec.Error{Err: codec.ErrShape, Tensor: tensor, Index: codec.NoIndex, Reason: err.Error()}
-	if errors.Is(err, trellis.ErrParams) || errors.Is(err, trellis.ErrUnknownCode) {
+	if errors.Is(err, trellis.ErrParams) {
 		e.Err = codec.ErrParams
 	}
 	return e

@@ -23,7 +23,7 @@ func normals(n int) []float32 {
 func BenchmarkKV(b *testing.B) {
 	m := open(b, Options{})
 	const rows, d = 4096, 128
-	p := codec.KVParams{HeadDim: d, KeyBits: 8, KeySigned: true, ValueBits: 3}
+	p := codec.KVParams{HeadDim: d, Keys: codec.Q8_0, Values: codec.Q3_0}
 	kv := newCodec(b, m, p)
 	must := func(err error) {
 		b.Helper()

@@ -118,7 +118,7 @@ func kvStatus(t *testing.T, b *Backend, rows, d int) {
 		for i, v := range test.at {
 			codec.F32.Store(x.Data[4*i:], v)
 		}
-		p := codec.KVParams{HeadDim: d, KeyBits: 4, ValueBits: 3, Policy: test.policy}
+		p := codec.KVParams{HeadDim: d, Keys: codec.Q4_0, Values: codec.Q3_0, Policy: test.policy}
 		kv := newCodec(t, b, p)
 		r, err := ref.New().KV(p)
 		if err != nil {
@@ -144,7 +144,7 @@ func kvStatus(t *testing.T, b *Backend, rows, d int) {
 // A call on a closed backend says so, whatever its operands.
 func TestClosed(t *testing.T) {
 	b := open(t, Options{})
-	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	c := newWeights(t, b, trellis.Params{L: 8, K: 2, T: 32})
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
@@ -169,7 +169,7 @@ func TestClosed(t *testing.T) {
 // Operands that do not fit get the reference's errors.
 func TestBadOperands(t *testing.T) {
 	b := open(t, Options{})
-	p := codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3}
+	p := codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0}
 	kv := newCodec(t, b, p)
 	r, err := ref.New().KV(p)
 	if err != nil {
@@ -183,8 +183,8 @@ func TestBadOperands(t *testing.T) {
 	agree(t, "no tensor", kv.EncodeValues(new(codec.Values), codec.Tensor{}), r.EncodeValues(new(codec.Values), codec.Tensor{}), codec.ErrDType, codec.NoIndex)
 	agree(t, "zeros", kv.DecodeKeys(good, k), r.DecodeKeys(good, k), codec.ErrShape, codec.NoIndex)
 	agree(t, "types", kv.Unrotate(good, half), r.Unrotate(good, half), codec.ErrDType, codec.NoIndex)
-	_, got := b.KV(codec.KVParams{HeadDim: 65, KeyBits: 4, ValueBits: 3})
-	_, want := ref.New().KV(codec.KVParams{HeadDim: 65, KeyBits: 4, ValueBits: 3})
+	_, got := b.KV(codec.KVParams{HeadDim: 65, Keys: codec.Q4_0, Values: codec.Q3_0})
+	_, want := ref.New().KV(codec.KVParams{HeadDim: 65, Keys: codec.Q4_0, Values: codec.Q3_0})
 	agree(t, "parameters", got, want, codec.ErrParams, codec.NoIndex)
 	_, got = b.Trellis(trellis.Params{L: 2, K: 2, T: 32})
 	_, want = ref.New().Trellis(trellis.Params{L: 2, K: 2, T: 32})
@@ -210,7 +210,7 @@ func TestBadOperands(t *testing.T) {
 	if _, err := b.NewTensor(codec.F32, 1<<40, 1<<20); !errors.Is(err, codec.ErrUnsupported) {
 		t.Errorf("huge tensor: %v", err)
 	}
-	big := codec.KVParams{HeadDim: 64, ValueHeadDim: 28 << 10, KeyBits: 4, ValueBits: 3}
+	big := codec.KVParams{HeadDim: 64, ValueHeadDim: 28 << 10, Keys: codec.Q4_0, Values: codec.Q3_0}
 	if _, err := b.KV(big); !errors.Is(err, codec.ErrUnsupported) {
 		t.Errorf("a row beyond threadgroup memory: %v", err)
 	}
@@ -219,7 +219,7 @@ func TestBadOperands(t *testing.T) {
 // Nothing to do is no work and no error.
 func TestEmpty(t *testing.T) {
 	b := open(t, Options{})
-	p := codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3}
+	p := codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0}
 	kv := newCodec(t, b, p)
 	for _, shape := range [][]int{{0, 64}, {2, 0, 64}} {
 		x := codec.NewTensor(codec.F16, shape...)

@@ -341,13 +341,13 @@ var allTypes = []codec.DType{codec.F32, codec.F16, codec.BF16}
 func (e *exercise) all() {
 	e.t.Helper()
 	dims := []int{32, 64, 128, 256, 512, 1024, 96, 160, 224}
-	formats := codec.KeyTypes()
+	formats := codec.KeyFormats()
 	lead := []int{2, 3, 2}
 	i := 0
 	for _, bits := range []int{2, 3, 4, 5, 8} {
 		for _, d := range dims {
 			f := formats[i%len(formats)]
-			p := codec.KVParams{HeadDim: 64 + 64*(i%3), KeyBits: f.Bits, KeySigned: f.Signed, ValueHeadDim: d, ValueBits: bits, Group: 32,
+			p := codec.KVParams{HeadDim: 64 + 64*(i%3), Keys: f, ValueHeadDim: d, Values: valueFormat(bits), Group: 32,
 				ScaleType: allTypes[i%3], Policy: codec.Policy(i % 2), Scale: codec.ScaleRule(i / 2 % 2)}
 			if d%64 == 0 {
 				p.Group = 32 + 32*(i%2)
@@ -355,15 +355,15 @@ func (e *exercise) all() {
 			e.kv(p, allTypes[i/3%3], allTypes[i/2%3], lead, layouts[i%len(layouts)], uint64(i))
 			i++
 		}
-		for j, f := range []codec.KeyType{{Bits: 8, Signed: true}, {Bits: 8}, {Bits: 5}, {Bits: 4}, {Bits: 3}, {Bits: 2}} {
-			p := codec.KVParams{HeadDim: 64, KeyBits: f.Bits, KeySigned: f.Signed, ValueBits: bits}
+		for j, f := range codec.KeyFormats() {
+			p := codec.KVParams{HeadDim: 64, Keys: f, Values: valueFormat(bits)}
 			e.kv(p, allTypes[j%3], allTypes[(j+1)%3], []int{1, 2, 2}, layouts[(i+j)%len(layouts)], uint64(i))
 		}
 	}
 	// Six dimensions that do not merge: more than a kernel's four.
 	deep := arrangement{"deep", []int{5, 0, 2, 4, 1, 3}, 4, 4, true}
-	e.kv(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3}, codec.F32, codec.F32, []int{2, 2, 2, 2, 2}, deep, 1)
-	e.kv(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3}, codec.F16, codec.BF16, []int{2, 2, 2, 2, 2}, deep, 2)
+	e.kv(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0}, codec.F32, codec.F32, []int{2, 2, 2, 2, 2}, deep, 1)
+	e.kv(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0}, codec.F16, codec.BF16, []int{2, 2, 2, 2, 2}, deep, 2)
 	for k := 1; k <= 8; k++ {
 		p := trellis.Params{L: 9, K: k, T: 32, Code: trellis.Code(k % 3), Policy: trellis.Policy(k % 2), Scale: trellis.ScaleRule(k / 2 % 2)}
 		e.trellis(p, trellis.Geometry{Axis: 1, Out: 5, In: 128, Interleaved: true}, allTypes[k%3], allTypes[k/2%3], uint64(k))

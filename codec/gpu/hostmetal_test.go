@@ -65,7 +65,7 @@ func long() bool { return os.Getenv("TURBOTRELLIS_LONG") != "" }
 // small is a call of each kind that fits anywhere, with its check.
 func small(e *exercise) {
 	e.t.Helper()
-	e.kv(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3}, codec.F32, codec.F16, []int{2, 2, 2}, layouts[0], 1)
+	e.kv(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0}, codec.F32, codec.F16, []int{2, 2, 2}, layouts[0], 1)
 	e.trellis(trellis.Params{L: 8, K: 2, T: 32, Scale: trellis.Refit}, trellis.Geometry{Axis: 1, Out: 3, In: 64, Interleaved: true}, codec.F32, codec.F32, 1)
 }
 
@@ -127,7 +127,7 @@ func TestLesserDevices(t *testing.T) {
 	hostmetal.clear()
 	e = newExercise(t, b)
 	small(e)
-	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, KeyBits: 8, ValueBits: 3})
+	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Uint8, Values: codec.Q3_0})
 	var k codec.Keys
 	err := kv.EncodeKeys(&k, codec.NewTensor(codec.F32, 4<<20/256, 64))
 	var input *codec.Error
@@ -143,7 +143,7 @@ func TestLesserDevices(t *testing.T) {
 	fault(t, "little-memory", 1)
 	b = start(t, Options{stage: 64 << 10})
 	hostmetal.clear()
-	kv = newCodec(t, b, codec.KVParams{HeadDim: 64, KeyBits: 8, ValueBits: 3})
+	kv = newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Uint8, Values: codec.Q3_0})
 	if err := kv.EncodeKeys(&k, codec.NewTensor(codec.F32, 4<<20/256, 64)); err != nil || len(k.Codes) != 1<<20 {
 		t.Error(err)
 	}
@@ -154,7 +154,7 @@ func TestLesserDevices(t *testing.T) {
 func TestFaults(t *testing.T) {
 	b := start(t, Options{exact: true}) // every call allocates
 	e := newExercise(t, b)
-	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	tr := newWeights(t, b, trellis.Params{L: 8, K: 2, T: 32, Scale: trellis.Refit})
 	x := tensor(codec.F32, samples(6, 64, 1), 6, 64)
 	g := trellis.Geometry{Axis: 1, Out: 6, In: 64, Interleaved: true}
@@ -230,7 +230,7 @@ func TestFaults(t *testing.T) {
 		class error
 	}{{"no-library", gpu.ErrCompile}, {"no-function", gpu.ErrNoFunction}, {"no-pipeline", gpu.ErrPipeline}} {
 		fresh := start(t, Options{})
-		kv := newCodec(t, fresh, codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+		kv := newCodec(t, fresh, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 		before := hostmetal.live(nil)
 		fault(t, f.name, 1)
 		err := kv.EncodeKeys(&k, x)
@@ -313,7 +313,7 @@ func TestSoak(t *testing.T) {
 	if long() {
 		dispatches = 100_000
 	}
-	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	x := tensor(codec.F32, samples(4, 64, 1), 4, 64)
 	var k codec.Keys
 	out := codec.NewTensor(codec.F16, 4, 64)
@@ -366,7 +366,7 @@ func TestConcurrent(t *testing.T) {
 		group.Go(func() {
 			e := newExercise(t, b)
 			for j := range 4 {
-				e.kv(codec.KVParams{HeadDim: 64, KeyBits: []int{2, 3, 4, 8}[(i+j)%4], ValueBits: []int{2, 3, 4, 5, 8}[(i+j)%5], ValueHeadDim: []int{64, 96, 128}[i%3]},
+				e.kv(codec.KVParams{HeadDim: 64, Keys: keyFormat([]int{2, 3, 4, 8}[(i+j)%4], false), Values: valueFormat([]int{2, 3, 4, 5, 8}[(i+j)%5]), ValueHeadDim: []int{64, 96, 128}[i%3]},
 					allTypes[i%3], allTypes[j%3], []int{2, 2, 2}, layouts[(i+j)%len(layouts)], uint64(8*i+j))
 			}
 			e.trellis(trellis.Params{L: 8, K: 1 + i%4, T: 32}, trellis.Geometry{Axis: i % 2, Out: 64, In: 64}, codec.F32, codec.F32, uint64(i))
@@ -375,7 +375,7 @@ func TestConcurrent(t *testing.T) {
 	group.Wait()
 	fault(t, "command-timeout", 9)
 	fault(t, "no-encoder", 23)
-	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	x := tensor(codec.F32, samples(4, 64, 1), 4, 64)
 	var want codec.Keys
 	newExercise(t, b).must(kv.EncodeKeys(&want, x))
@@ -406,7 +406,7 @@ func TestConcurrent(t *testing.T) {
 // Close waits for the calls in progress; calls that come later say ErrClosed.
 func TestCloseDuringCalls(t *testing.T) {
 	b := start(t, Options{})
-	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	x := tensor(codec.F32, samples(64, 64, 1), 64, 64)
 	var group sync.WaitGroup
 	started := make(chan struct{}, 8)
@@ -444,7 +444,7 @@ func TestCloseDuringCalls(t *testing.T) {
 // move, change and go.
 func TestKeepsNoGoMemory(t *testing.T) {
 	b := start(t, Options{})
-	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	e := newExercise(t, b)
 	var want codec.Keys
 	e.must(kv.EncodeKeys(&want, tensor(codec.F32, samples(6, 64, 1), 6, 64)))

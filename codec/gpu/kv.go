@@ -63,7 +63,7 @@ func (c *kv) encode(ops []*operand, add func(s *slab, status gpu.Binding) error)
 // EncodeKeys packs x (docs/numerics.md §1, §2, §5).
 func (c *kv) EncodeKeys(dst codec.Keys, x codec.Tensor) (driver.Found, error) {
 	p := c.p
-	k, err := c.e.kernels.pick(need{op: "keys_encode", keyBits: p.KeyBits, signed: p.KeySigned}, wholeSIMD)
+	k, err := c.e.kernels.pick(need{op: "keys_encode", keyBits: p.Keys.Bits(), signed: p.Keys.Signed()}, wholeSIMD)
 	if err != nil {
 		return driver.Found{}, c.e.failed(err)
 	}
@@ -81,7 +81,7 @@ func (c *kv) EncodeKeys(dst codec.Keys, x codec.Tensor) (driver.Found, error) {
 // EncodeValues rotates and packs x (docs/numerics.md §1, §3, §4, §5).
 func (c *kv) EncodeValues(dst codec.Values, x codec.Tensor) (driver.Found, error) {
 	p, d := c.p, c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "values_encode", bits: p.ValueBits, dim: d}, c.e.rowOf(d))
+	k, err := c.e.kernels.pick(need{op: "values_encode", bits: p.Values.Bits(), dim: d}, c.e.rowOf(d))
 	if err != nil {
 		return driver.Found{}, c.e.failed(err)
 	}
@@ -107,7 +107,7 @@ func (c *kv) EncodeValues(dst codec.Values, x codec.Tensor) (driver.Found, error
 
 // valueTables returns what value kernels read: the levels and the signs.
 func (s *slab) valueTables(p codec.KVParams) (levels, signs gpu.Binding, err error) {
-	if levels, err = s.table(tableKey{levelTable, p.ValueBits, 0}); err == nil {
+	if levels, err = s.table(tableKey{levelTable, p.Values.Bits(), 0}); err == nil {
 		signs, err = s.table(tableKey{signTable, p.ValueHeadDim, 0})
 	}
 	return levels, signs, err
@@ -146,7 +146,7 @@ func (c *kv) decode(ops []*operand, halves bool, add func(s *slab, count gpu.Bin
 // DecodeKeys unpacks k (docs/numerics.md §2).
 func (c *kv) DecodeKeys(dst codec.Tensor, keys codec.Keys) (saturated int, err error) {
 	p := c.p
-	k, err := c.e.kernels.pick(need{op: "keys_decode", keyBits: p.KeyBits, signed: p.KeySigned}, accept)
+	k, err := c.e.kernels.pick(need{op: "keys_decode", keyBits: p.Keys.Bits(), signed: p.Keys.Signed()}, accept)
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
@@ -167,13 +167,13 @@ func (c *kv) DecodeValues(dst codec.Tensor, v codec.Values, rotated bool) (satur
 		return c.decodeInverse(codec.Tensor{}, dst, codec.Keys{}, v)
 	}
 	p, d := c.p, c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "values_decode", bits: p.ValueBits}, accept)
+	k, err := c.e.kernels.pick(need{op: "values_decode", bits: p.Values.Bits()}, accept)
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
 	ops := append(c.values(v, false), c.e.tensor(dst, true))
 	return c.decode(ops, dst.DType == codec.F16, func(s *slab, count gpu.Binding) error {
-		levels, err := s.table(tableKey{levelTable, p.ValueBits, 0})
+		levels, err := s.table(tableKey{levelTable, p.Values.Bits(), 0})
 		if err != nil {
 			return err
 		}
@@ -207,13 +207,13 @@ func (c *kv) jointArgs(s *slab, v []shaders.View, dstK, dstV codec.DType) shader
 
 func (c *kv) decodeJoint(dstK, dstV codec.Tensor, keys codec.Keys, values codec.Values) (saturated int, err error) {
 	p := c.p
-	k, err := c.e.kernels.pick(need{op: "kv_decode", bits: p.ValueBits, keyBits: p.KeyBits, signed: p.KeySigned}, accept)
+	k, err := c.e.kernels.pick(need{op: "kv_decode", bits: p.Values.Bits(), keyBits: p.Keys.Bits(), signed: p.Keys.Signed()}, accept)
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
 	ops := append(append(c.keys(keys, false), c.values(values, false)...), c.e.tensor(dstK, true), c.e.tensor(dstV, true))
 	return c.decode(ops, dstK.DType == codec.F16 || dstV.DType == codec.F16, func(s *slab, count gpu.Binding) error {
-		levels, err := s.table(tableKey{levelTable, p.ValueBits, 0})
+		levels, err := s.table(tableKey{levelTable, p.Values.Bits(), 0})
 		if err != nil {
 			return err
 		}
@@ -227,7 +227,7 @@ func (c *kv) decodeJoint(dstK, dstV codec.Tensor, keys codec.Keys, values codec.
 // decodeInverse decodes values with the inverse rotation, and keys beside them unless dstK is the zero Tensor.
 func (c *kv) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values codec.Values) (saturated int, err error) {
 	p, d := c.p, c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "kv_inverse", bits: p.ValueBits, dim: d}, c.e.rowOf(d))
+	k, err := c.e.kernels.pick(need{op: "kv_inverse", bits: p.Values.Bits(), dim: d}, c.e.rowOf(d))
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
@@ -253,8 +253,8 @@ func (c *kv) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values code
 		}
 		args := c.jointArgs(s, views, dstK.DType, dstV.DType)
 		l := c.e.launchRow(k, d, s.n)
-		args.KBits, args.Factor, args.ThreadsPerRow, args.Norm = uint32(p.KeyBits), uint32(factor(d)), uint32(l.ThreadsPerRow), norm(d)
-		if p.KeySigned {
+		args.KBits, args.Factor, args.ThreadsPerRow, args.Norm = uint32(p.Keys.Bits()), uint32(factor(d)), uint32(l.ThreadsPerRow), norm(d)
+		if p.Keys.Signed() {
 			args.KSigned = 1
 		}
 		if !both {

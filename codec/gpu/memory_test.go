@@ -69,7 +69,7 @@ func TestOwnedMemory(t *testing.T) {
 	var n counter
 	b := open(t, Options{exact: true}, n.wrap)
 	e := newExercise(t, b)
-	p := codec.KVParams{HeadDim: 128, KeyBits: 5, ValueBits: 3}
+	p := codec.KVParams{HeadDim: 128, Keys: codec.Q5_0, Values: codec.Q3_0}
 	kv := newCodec(t, b, p)
 	r, err := ref.New().KV(p)
 	e.must(err)

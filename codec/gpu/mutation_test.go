@@ -96,26 +96,26 @@ func complaint(out string) string {
 var checks = map[string]func(*exercise){
 	"keys": func(e *exercise) {
 		for _, policy := range []codec.Policy{codec.Finite, codec.Compat} {
-			e.keys(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3, Policy: policy}, codec.F32, codec.BF16)
-			e.keys(codec.KVParams{HeadDim: 96, KeyBits: 2, ValueBits: 3, Policy: policy, ScaleType: codec.F32}, codec.F32, codec.F32)
-			e.keys(codec.KVParams{HeadDim: 192, KeyBits: 8, KeySigned: true, ValueHeadDim: 64, ValueBits: 3, Group: 64, Policy: policy}, codec.BF16, codec.F16)
+			e.keys(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0, Policy: policy}, codec.F32, codec.BF16)
+			e.keys(codec.KVParams{HeadDim: 96, Keys: codec.Q2_0, Values: codec.Q3_0, Policy: policy, ScaleType: codec.F32}, codec.F32, codec.F32)
+			e.keys(codec.KVParams{HeadDim: 192, Keys: codec.Q8_0, ValueHeadDim: 64, Values: codec.Q3_0, Group: 64, Policy: policy}, codec.BF16, codec.F16)
 		}
 	},
 	"values": func(e *exercise) {
 		for _, d := range []int{64, 96} {
 			for _, rule := range []codec.ScaleRule{codec.RMS, codec.Search} {
-				e.values(codec.KVParams{HeadDim: d, KeyBits: 4, ValueBits: 3, Scale: rule}, codec.F32)
+				e.values(codec.KVParams{HeadDim: d, Keys: codec.Q4_0, Values: codec.Q3_0, Scale: rule}, codec.F32)
 			}
 		}
 	},
 	"hadamard": func(e *exercise) {
 		for _, d := range []int{64, 160, 96, 1792} {
-			e.unrotate(codec.KVParams{HeadDim: d, KeyBits: 4, ValueBits: 3})
+			e.unrotate(codec.KVParams{HeadDim: d, Keys: codec.Q4_0, Values: codec.Q3_0})
 		}
 	},
 	"decode": func(e *exercise) {
-		e.decode(codec.KVParams{HeadDim: 64, ValueHeadDim: 160, KeyBits: 5, ValueBits: 3})
-		e.decode(codec.KVParams{HeadDim: 64, ValueHeadDim: 128, KeyBits: 4, ValueBits: 5})
+		e.decode(codec.KVParams{HeadDim: 64, ValueHeadDim: 160, Keys: codec.Q5_0, Values: codec.Q3_0})
+		e.decode(codec.KVParams{HeadDim: 64, ValueHeadDim: 128, Keys: codec.Q4_0, Values: codec.Q5_0})
 	},
 	"trellis": func(e *exercise) {
 		e.trellis(trellis.Params{L: 9, K: 2, T: 32, Scale: trellis.Refit}, trellis.Geometry{Axis: 1, Out: 37, In: 128, Interleaved: true}, codec.F32, codec.F32, 1)
@@ -128,9 +128,9 @@ var checks = map[string]func(*exercise){
 	"copy": func(e *exercise) {
 		x := tensor(codec.F32, samples(32, 96, 1), 2, 2, 2, 2, 2, 96)
 		deep := arrangement{"deep", []int{5, 0, 2, 4, 1, 3}, 4, 4, true}
-		kv, err := e.b.KV(codec.KVParams{HeadDim: 96, KeyBits: 4, ValueBits: 3})
+		kv, err := e.b.KV(codec.KVParams{HeadDim: 96, Keys: codec.Q4_0, Values: codec.Q3_0})
 		e.must(err)
-		r, err := e.r.KV(codec.KVParams{HeadDim: 96, KeyBits: 4, ValueBits: 3})
+		r, err := e.r.KV(codec.KVParams{HeadDim: 96, Keys: codec.Q4_0, Values: codec.Q3_0})
 		e.must(err)
 		var got, want codec.Keys
 		e.must(r.EncodeKeys(&want, x))
@@ -144,7 +144,7 @@ var checks = map[string]func(*exercise){
 		for _, i := range []int{2000, 1030, 1500} {
 			codec.F32.Store(x.Data[4*i:], float32(math.NaN()))
 		}
-		kv, err := e.b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+		kv, err := e.b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 		e.must(err)
 		var k codec.Keys
 		var at *codec.Error

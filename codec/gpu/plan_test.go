@@ -351,7 +351,7 @@ func TestPlans(t *testing.T) {
 		}
 	}
 	kv := func(d, bits int) codec.KVParams {
-		return codec.KVParams{HeadDim: 64, KeyBits: 4, ValueHeadDim: d, ValueBits: bits}
+		return codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, ValueHeadDim: d, Values: valueFormat(bits)}
 	}
 	for _, test := range []struct {
 		name    string
@@ -415,7 +415,7 @@ func TestPipelineWidth(t *testing.T) {
 	d := newFake()
 	b := openFake(t, d)
 	d.width = 64
-	kv, err := b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv, err := b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,7 +429,7 @@ func TestStatusWords(t *testing.T) {
 	const clear = shaders.StatusClear
 	d := newFake()
 	b := openFake(t, d, func(o *Options) { o.stage = 10 * 4 * 64 })
-	kv, err := b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv, err := b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +477,7 @@ func TestStatusWords(t *testing.T) {
 func TestDeviceErrors(t *testing.T) {
 	d := newFake()
 	b := openFake(t, d)
-	kv, err := b.KV(codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv, err := b.KV(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -516,7 +516,7 @@ func TestLog(t *testing.T) {
 	b := openFake(t, d, func(o *Options) {
 		o.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})
-	kv, err := b.KV(codec.KVParams{HeadDim: 128, KeyBits: 4, ValueBits: 3})
+	kv, err := b.KV(codec.KVParams{HeadDim: 128, Keys: codec.Q4_0, Values: codec.Q3_0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -550,4 +550,15 @@ func TestConstants(t *testing.T) {
 			t.Errorf("norm(%d) = %v, want %v", d, got, want)
 		}
 	}
+}
+
+// keyFormat and valueFormat return the format of so many bits, or none.
+func keyFormat(bits int, signed bool) codec.Format {
+	f, _ := codec.KeyFormat(bits, signed)
+	return f
+}
+
+func valueFormat(bits int) codec.Format {
+	f, _ := codec.ValueFormat(bits)
+	return f
 }

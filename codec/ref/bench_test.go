@@ -36,7 +36,7 @@ func BenchmarkKV(b *testing.B) {
 		out := codec.NewTensor(codec.BF16, rows, dim)
 		for _, bits := range []int{2, 3, 4, 5, 8} {
 			for _, rule := range []codec.ScaleRule{codec.RMS, codec.Search} {
-				kv := newKV(b, codec.KVParams{HeadDim: dim, KeyBits: bits, ValueBits: bits, Scale: rule})
+				kv := newKV(b, codec.KVParams{HeadDim: dim, Keys: keyFormat(bits, false), Values: valueFormat(bits), Scale: rule})
 				var v codec.Values
 				b.Run(fmt.Sprintf("EncodeValues/d=%d/bits=%d/scale=%v", dim, bits, rule), func(b *testing.B) {
 					bench(b, rows*dim, func() error { return kv.EncodeValues(&v, x) })

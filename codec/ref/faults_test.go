@@ -30,9 +30,9 @@ func TestFaultFMAContraction(t *testing.T) {
 		for j := range row {
 			row[j] = float32(math.Ldexp(float64((i*37+j*61)%199-99), -33))
 		}
-		p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, KeyBits: 4, ValueBits: 4, Group: 32, ScaleType: codec.F32, Scale: codec.Search}
+		p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, Keys: codec.Q4_0, Values: codec.Q4_0, Group: 32, ScaleType: codec.F32, Scale: codec.Search}
 		o := oracleValues(t, p, oracleRotate(t, row))
-		rms := oracleValues(t, codec.KVParams{ValueBits: 4, Group: 32, ScaleType: codec.F32}, o.rotated).scale[0]
+		rms := oracleValues(t, codec.KVParams{Values: codec.Q4_0, Group: 32, ScaleType: codec.F32}, o.rotated).scale[0]
 		if alpha := o.scale[0] / rms; float32(math.FMA(float64(rms), float64(alpha), float64(epsilon))) != add(o.scale[0], epsilon) {
 			fused++
 		}
@@ -44,7 +44,7 @@ func TestFaultFMAContraction(t *testing.T) {
 }
 
 func TestFaultDivisionByReciprocal(t *testing.T) {
-	p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, KeyBits: 4, ValueBits: 3, Group: 32, ScaleType: codec.F32}
+	p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, Keys: codec.Q4_0, Values: codec.Q3_0, Group: 32, ScaleType: codec.F32}
 	told := 0
 	for i := range 2000 {
 		r := 1 + float32(i)/1024
@@ -67,7 +67,7 @@ func TestFaultDivisionByReciprocal(t *testing.T) {
 // Elements whose x/se − zero is k + 1/2 exactly go to the even index.
 func TestFaultHalfWay(t *testing.T) {
 	for _, signed := range []bool{false, true} {
-		p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, KeyBits: 8, KeySigned: signed, ValueBits: 3, Group: 32, ScaleType: codec.F16}
+		p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, Keys: keyFormat(8, signed), Values: codec.Q3_0, Group: 32, ScaleType: codec.F16}
 		ties, rows := 0, 0
 		// Scale s = 2^e: s + eps rounds to s from 1/2 up, so x/se is exact.
 		for _, s := range []float32{0.5, 1, 4} {
@@ -98,7 +98,7 @@ func TestFaultHalfWay(t *testing.T) {
 	for _, lo := range []float32{0.5, 1.5, 2.5, -0.5, -1.5} {
 		row := fill(32, lo)
 		row[7] = lo + 255
-		compareKeys(t, fmt.Sprint("zero point of ", lo), codec.KVParams{HeadDim: 32, ValueHeadDim: 32, KeyBits: 8, ValueBits: 3, Group: 32, ScaleType: codec.F16}, row)
+		compareKeys(t, fmt.Sprint("zero point of ", lo), codec.KVParams{HeadDim: 32, ValueHeadDim: 32, Keys: codec.Uint8, Values: codec.Q3_0, Group: 32, ScaleType: codec.F16}, row)
 	}
 }
 
@@ -111,7 +111,7 @@ func TestFaultEqualMaxima(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := codec.KVParams{HeadDim: 64, ValueHeadDim: 64, KeyBits: 8, ValueBits: bits, Group: 64, ScaleType: codec.F32}
+		p := codec.KVParams{HeadDim: 64, ValueHeadDim: 64, Keys: codec.Uint8, Values: valueFormat(bits), Group: 64, ScaleType: codec.F32}
 		found := 0
 		for b, boundary := range table.AppendBoundaries(nil) {
 			if boundary <= 0.1 {
@@ -174,7 +174,7 @@ func TestFaultSignedZero(t *testing.T) {
 		row[at] = minus
 		for _, policy := range []codec.Policy{codec.Finite, codec.Compat} {
 			for _, signed := range []bool{true, false} {
-				p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, KeyBits: 8, KeySigned: signed, ValueBits: 3, Group: 32, ScaleType: codec.F16, Policy: policy}
+				p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, Keys: keyFormat(8, signed), Values: codec.Q3_0, Group: 32, ScaleType: codec.F16, Policy: policy}
 				compareKeys(t, "one −0", p, row)
 				compareKeys(t, "all −0", p, fill(32, minus))
 				compareValues(t, "one −0", p, row, oracleRotate(t, row))
@@ -195,7 +195,7 @@ func TestFaultScaleNarrowing(t *testing.T) {
 	for _, bits := range []int{2, 3, 4, 5, 8} {
 		for _, dtype := range []codec.DType{codec.F16, codec.BF16, codec.F32} {
 			ulp := map[codec.DType]float64{codec.F16: 0x1p-11, codec.BF16: 0x1p-8, codec.F32: 0x1p-24}[dtype]
-			kv := newKV(t, codec.KVParams{HeadDim: d, KeyBits: bits, ValueBits: 3, ScaleType: dtype})
+			kv := newKV(t, codec.KVParams{HeadDim: d, Keys: keyFormat(bits, false), Values: codec.Q3_0, ScaleType: dtype})
 			x := gaussian(codec.F32, rows, d)
 			k, _ := encode(t, kv, x)
 			y := codec.NewTensor(codec.F32, rows, d)
@@ -226,8 +226,8 @@ func TestFaultZeroPointOverflow(t *testing.T) {
 	row[5] = codec.BF16.Round(-7e4)
 	x := codec.NewTensor(codec.BF16, 64)
 	x.StoreRow(0, row)
-	for _, kt := range codec.KeyTypes() {
-		kv := newKV(t, codec.KVParams{HeadDim: 64, KeyBits: kt.Bits, KeySigned: kt.Signed, ValueBits: 4})
+	for _, kt := range codec.KeyFormats() {
+		kv := newKV(t, codec.KVParams{HeadDim: 64, Keys: kt, Values: codec.Q4_0})
 		k, v := encode(t, kv, x)
 		y, z := codec.NewTensor(codec.F32, 64), codec.NewTensor(codec.F32, 64)
 		if err := kv.Decode(y, z, k, v); err != nil {
@@ -236,11 +236,11 @@ func TestFaultZeroPointOverflow(t *testing.T) {
 		for i := range row {
 			a, b := codec.F32.Load(y.Data[4*i:]), codec.F32.Load(z.Data[4*i:])
 			if !finite(a, b) {
-				t.Errorf("%s: element %d decodes to %v as a key, %v as a value", kt.Name, i, a, b)
+				t.Errorf("%s: element %d decodes to %v as a key, %v as a value", kt, i, a, b)
 			}
 		}
 		if got := codec.F32.Load(y.Data[4*5:]); math.Abs(float64(got)-float64(row[5])) > 70 { // half a step at 8 bits is 138, the end of the range is closer
-			t.Errorf("%s: the outlier decodes to %v", kt.Name, got)
+			t.Errorf("%s: the outlier decodes to %v", kt, got)
 		}
 	}
 }
@@ -256,7 +256,7 @@ func TestFaultScaleOverflowKeys(t *testing.T) {
 		if got := div(c.high, 3); got != c.scale {
 			t.Fatalf("the range %v has scale %v, not %v", c.high, got, c.scale)
 		}
-		p := codec.KVParams{HeadDim: 96, KeyBits: 2, ValueBits: 3}
+		p := codec.KVParams{HeadDim: 96, Keys: codec.Q2_0, Values: codec.Q3_0}
 		var k codec.Keys
 		err := newKV(t, p).EncodeKeys(&k, codec.FromF32(row, 96))
 		if c.scale >= 65520 {
@@ -286,7 +286,7 @@ func TestFaultScaleOverflowValues(t *testing.T) {
 			rows := fill(3*64, 0)
 			rows[64] = 8 * c // in the second row
 			x := codec.FromF32(rows, 3, 64)
-			p := codec.KVParams{HeadDim: 64, KeyBits: 8, ValueBits: 3, Scale: rule}
+			p := codec.KVParams{HeadDim: 64, Keys: codec.Uint8, Values: codec.Q3_0, Scale: rule}
 			want := oracleValues(t, p.WithDefaults(), oracleRotate(t, rows[64:128]))
 			var v codec.Values
 			err := newKV(t, p).EncodeValues(&v, x)
@@ -317,7 +317,7 @@ func TestFaultSubnormalScale(t *testing.T) {
 				row[i] = span * float32(i) / 31
 			}
 			for _, policy := range []codec.Policy{codec.Finite, codec.Compat} {
-				p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, KeyBits: bits, ValueBits: bits, Group: 32, ScaleType: codec.F16, Policy: policy}
+				p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, Keys: keyFormat(bits, false), Values: valueFormat(bits), Group: 32, ScaleType: codec.F16, Policy: policy}
 				compareKeys(t, fmt.Sprint("range ", span), p, row)
 				compareValues(t, fmt.Sprint("range ", span), p, row, oracleRotate(t, row))
 			}
@@ -334,7 +334,7 @@ func TestFaultSubnormalFlush(t *testing.T) {
 			for i := 0; i < 64; i += 3 {
 				with[i], without[i] = tiny, 0
 			}
-			kv := newKV(t, codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 8, ScaleType: codec.F32})
+			kv := newKV(t, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q8_0, ScaleType: codec.F32})
 			k, v := encode(t, kv, codec.FromF32(with, 64))
 			wantK, wantV := encode(t, kv, codec.FromF32(without, 64))
 			what := fmt.Sprintf("%v beside %v", tiny, beside)
@@ -347,8 +347,8 @@ func TestFaultSubnormalFlush(t *testing.T) {
 // Constant groups decode to the constant, in the scale type.
 func TestFaultConstantGroup(t *testing.T) {
 	for _, c := range []float32{0, float32(math.Copysign(0, -1)), 9, -9, 65504, -65504, 1e-6, 0x1p-20, -3.14159} {
-		for _, kt := range codec.KeyTypes() {
-			kv := newKV(t, codec.KVParams{HeadDim: 64, KeyBits: kt.Bits, KeySigned: kt.Signed, ValueBits: 3})
+		for _, kt := range codec.KeyFormats() {
+			kv := newKV(t, codec.KVParams{HeadDim: 64, Keys: kt, Values: codec.Q3_0})
 			var k codec.Keys
 			if err := kv.EncodeKeys(&k, codec.FromF32(fill(64, c), 64)); err != nil {
 				t.Fatal(err)
@@ -365,11 +365,11 @@ func TestFaultConstantGroup(t *testing.T) {
 			}
 			for i := range 64 {
 				if got := codec.F32.Load(y.Data[4*i:]); got != want {
-					t.Fatalf("%s: constant %v decodes to %v, want %v", kt.Name, c, got, want)
+					t.Fatalf("%s: constant %v decodes to %v, want %v", kt, c, got, want)
 				}
 			}
 			if strings.Trim(string(k.Codes), "\x00") != "" && c != 0 && want != 0 {
-				t.Errorf("%s: constant %v has codes % x", kt.Name, c, k.Codes[:4])
+				t.Errorf("%s: constant %v has codes % x", kt, c, k.Codes[:4])
 			}
 		}
 	}
@@ -381,7 +381,7 @@ func TestFaultHeadDimension(t *testing.T) {
 	works := map[int]bool{32: true, 64: true, 96: true, 128: true, 160: true, 192: true, 224: true, 256: true, 320: true,
 		384: true, 448: true, 512: true, 640: true, 768: true, 896: true, 1024: true, 8192: true}
 	for _, d := range []int{1, 31, 32, 33, 48, 64, 80, 96, 100, 112, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 8192, 16384} {
-		kv, err := ref.New().KV(codec.KVParams{HeadDim: d, KeyBits: 8, ValueBits: 8})
+		kv, err := ref.New().KV(codec.KVParams{HeadDim: d, Keys: codec.Uint8, Values: codec.Q8_0})
 		if !works[d] {
 			if err == nil || !strings.Contains(err.Error(), fmt.Sprint("dimension ", d)) {
 				t.Errorf("d = %d: %v", d, err)
@@ -422,15 +422,15 @@ func TestFaultHeadDimension(t *testing.T) {
 // is alone.
 func TestFaultHeadDimensionsDiffer(t *testing.T) {
 	for _, c := range [][2]int{{192, 128}, {64, 256}, {288, 32}, {576, 512}} {
-		kv := newKV(t, codec.KVParams{HeadDim: c[0], ValueHeadDim: c[1], KeyBits: 4, ValueBits: 3})
+		kv := newKV(t, codec.KVParams{HeadDim: c[0], ValueHeadDim: c[1], Keys: codec.Q4_0, Values: codec.Q3_0})
 		x, y := gaussian(codec.BF16, 6, c[0]), gaussian(codec.BF16, 6, c[1])
 		x.Shape, y.Shape = []int{2, 3, c[0]}, []int{2, 3, c[1]}
 		var k, wantK codec.Keys
 		var v, wantV codec.Values
 		for _, err := range []error{
 			kv.EncodeKeys(&k, x), kv.EncodeValues(&v, y),
-			newKV(t, codec.KVParams{HeadDim: c[0], ValueHeadDim: 32, KeyBits: 4, ValueBits: 3}).EncodeKeys(&wantK, x),
-			newKV(t, codec.KVParams{HeadDim: c[1], KeyBits: 4, ValueBits: 3}).EncodeValues(&wantV, y),
+			newKV(t, codec.KVParams{HeadDim: c[0], ValueHeadDim: 32, Keys: codec.Q4_0, Values: codec.Q3_0}).EncodeKeys(&wantK, x),
+			newKV(t, codec.KVParams{HeadDim: c[1], Keys: codec.Q4_0, Values: codec.Q3_0}).EncodeValues(&wantV, y),
 			kv.Decode(codec.NewTensor(codec.BF16, x.Shape...), codec.NewTensor(codec.BF16, y.Shape...), k, v),
 		} {
 			if err != nil {
@@ -455,7 +455,7 @@ func TestFaultWidthHardCoded(t *testing.T) {
 			if signed && bits != 8 {
 				continue
 			}
-			kv := newKV(t, codec.KVParams{HeadDim: d, KeyBits: bits, KeySigned: signed, ValueBits: bits, ScaleType: codec.F32})
+			kv := newKV(t, codec.KVParams{HeadDim: d, Keys: keyFormat(bits, signed), Values: valueFormat(bits), ScaleType: codec.F32})
 			y := codec.NewTensor(codec.F32, d)
 			if err := kv.DecodeKeys(y, codec.Keys{Shape: []int{d}, Codes: codes, Scales: store(codec.F32, fill(8, 1)), Zeros: store(codec.F32, fill(8, 0))}); err != nil {
 				t.Fatal(err)
@@ -486,7 +486,7 @@ func TestFaultWidthHardCoded(t *testing.T) {
 
 // The sum comes first: zero·scale alone would overflow.
 func TestFaultZeroTimesScaleHoisted(t *testing.T) {
-	kv := newKV(t, codec.KVParams{HeadDim: 32, KeyBits: 4, ValueBits: 3})
+	kv := newKV(t, codec.KVParams{HeadDim: 32, Keys: codec.Q4_0, Values: codec.Q3_0})
 	y := codec.NewTensor(codec.F16, 32)
 	k := codec.Keys{Shape: []int{32}, Codes: slices.Repeat([]byte{0xff}, 16), Scales: store(codec.F16, []float32{5000}), Zeros: store(codec.F16, []float32{-15})}
 	if err := kv.DecodeKeys(y, k); err != nil {
@@ -499,7 +499,7 @@ func TestFaultZeroTimesScaleHoisted(t *testing.T) {
 func TestFaultTypeMisread(t *testing.T) {
 	x := gaussian(codec.BF16, 4, 64) // f32 and, in this range, f16 hold them too
 	rows := make([]float32, 64)
-	kv := newKV(t, codec.KVParams{HeadDim: 64, KeyBits: 5, ValueBits: 5})
+	kv := newKV(t, codec.KVParams{HeadDim: 64, Keys: codec.Q5_0, Values: codec.Q5_0})
 	wide, half := codec.NewTensor(codec.F32, 4, 64), codec.NewTensor(codec.F16, 4, 64)
 	for r := range 4 {
 		x.LoadRow(rows, r)
@@ -523,7 +523,7 @@ func TestFaultTypeMisread(t *testing.T) {
 // Whatever bits stand in f16 scales and zero points, decoding is the formula:
 // all 65,536 patterns of each.
 func TestDecodeEveryScale(t *testing.T) {
-	p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, KeyBits: 8, ValueBits: 2, Group: 32, ScaleType: codec.F16}
+	p := codec.KVParams{HeadDim: 32, ValueHeadDim: 32, Keys: codec.Uint8, Values: codec.Q2_0, Group: 32, ScaleType: codec.F16}
 	kv := newKV(t, p)
 	const rows = 1 << 16
 	k := codec.Keys{Shape: []int{rows, 32}, Codes: slices.Repeat([]byte{7}, rows*32)}

@@ -12,8 +12,8 @@ import (
 
 // fuzzKV returns the codec of parameters made from arbitrary numbers, or nil.
 func fuzzKV(t *testing.T, dim, valueDim, group int, bits, scaleType uint8, signed bool) codec.KV {
-	p := codec.KVParams{HeadDim: dim, ValueHeadDim: valueDim, Group: group, KeyBits: int(bits), ValueBits: int(bits),
-		KeySigned: signed, ScaleType: codec.DType(scaleType)}
+	p := codec.KVParams{HeadDim: dim, ValueHeadDim: valueDim, Group: group, Keys: keyFormat(int(bits), signed), Values: valueFormat(int(bits)),
+		ScaleType: codec.DType(scaleType)}
 	kv, err := ref.New().KV(p)
 	if (err == nil) != (p.Validate() == nil) {
 		t.Fatalf("NewKV: %v, Validate: %v", err, p.Validate())
@@ -126,7 +126,7 @@ func FuzzEncode(f *testing.F) {
 	f.Add(slices.Repeat([]byte{0xff, 0xff, 0x7f, 0x7f}, 32), uint8(2), uint8(1), true)
 	f.Add(slices.Repeat([]byte{0, 0, 0x20, 0x41}, 32), uint8(8), uint8(3), false)
 	f.Fuzz(func(t *testing.T, data []byte, bits, scaleType uint8, search bool) {
-		p := codec.KVParams{HeadDim: 32, KeyBits: int(bits), ValueBits: int(bits), ScaleType: codec.DType(scaleType)}
+		p := codec.KVParams{HeadDim: 32, Keys: keyFormat(int(bits), false), Values: valueFormat(int(bits)), ScaleType: codec.DType(scaleType)}
 		if search {
 			p.Scale = codec.Search
 		}

@@ -34,7 +34,7 @@ func NewKV(p codec.KVParams) (*KV, error) {
 		return nil, err
 	}
 	p = p.WithDefaults()
-	table, err := lloydmax.Lookup(p.ValueBits)
+	table, err := lloydmax.Lookup(p.Values.Bits())
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (c *KV) encodeKeyRow(w *row, codes, scales, zeros []byte) int {
 		t.Store(scales[g*size:], scale)
 		t.Store(zeros[g*size:], zero)
 	}
-	packRow(codes, w.index, c.params.KeyBits)
+	packRow(codes, w.index, c.params.Keys.Bits())
 	return -1
 }
 
@@ -139,7 +139,7 @@ func (c *KV) encodeValueRow(w *row, codes, scales []byte) int {
 		w.scale[g] = scale
 		t.Store(scales[g*size:], scale)
 	}
-	packRow(codes, w.index, c.params.ValueBits)
+	packRow(codes, w.index, c.params.Values.Bits())
 	return -1
 }
 
@@ -250,7 +250,7 @@ func (c *KV) decodeKeyRow(w *row, k codec.Keys, r int) {
 	t, size, group := c.params.ScaleType, c.params.ScaleType.Size(), c.params.Group
 	codesLen, scalesLen := c.params.KeyRowLen()
 	scales, zeros := k.Scales[r*scalesLen:][:scalesLen], k.Zeros[r*scalesLen:][:scalesLen]
-	unpackRow(w.index, k.Codes[r*codesLen:][:codesLen], c.params.KeyBits)
+	unpackRow(w.index, k.Codes[r*codesLen:][:codesLen], c.params.Keys.Bits())
 	for g := range len(w.index) / group {
 		scale, zero := t.Load(scales[g*size:]), t.Load(zeros[g*size:])
 		index, out := w.index[g*group:][:group], w.decoded[g*group:][:group]
@@ -266,7 +266,7 @@ func (c *KV) decodeValueRow(w *row, v codec.Values, r int) {
 	t, size, group := c.params.ScaleType, c.params.ScaleType.Size(), c.params.Group
 	codesLen, scalesLen := c.params.ValueRowLen()
 	scales := v.Scales[r*scalesLen:][:scalesLen]
-	unpackRow(w.index, v.Codes[r*codesLen:][:codesLen], c.params.ValueBits)
+	unpackRow(w.index, v.Codes[r*codesLen:][:codesLen], c.params.Values.Bits())
 	for g := range len(w.index) / group {
 		scale := t.Load(scales[g*size:])
 		index, out := w.index[g*group:][:group], w.decoded[g*group:][:group]

@@ -158,10 +158,10 @@ type oracleRow struct {
 
 func oracleKeys(p codec.KVParams, row []float32) oracleRow {
 	o := oracleRow{overflow: -1}
-	maxv := float32(int(1)<<p.KeyBits - 1)
+	maxv := float32(int(1)<<p.Keys.Bits() - 1)
 	minv := float32(0)
-	if p.KeySigned {
-		maxv = float32(int(1)<<(p.KeyBits-1) - 1)
+	if p.Keys.Signed() {
+		maxv = float32(int(1)<<(p.Keys.Bits()-1) - 1)
 		minv = -maxv
 	}
 	for g := 0; g < len(row); g += p.Group {
@@ -179,7 +179,7 @@ func oracleKeys(p codec.KVParams, row []float32) oracleRow {
 			}
 		}
 		var scale, zero, se float32
-		if p.KeySigned {
+		if p.Keys.Signed() {
 			scale = div(sub(hi, lo), mul(2, maxv))
 			se = add(scale, epsilon)
 			zero = rint(div(add(hi, lo), mul(2, se)))
@@ -219,7 +219,7 @@ func oracleDecodeKeys(p codec.KVParams, index []byte, scales, zeros []float32) [
 	out := make([]float32, len(index))
 	for i, b := range index {
 		q := float32(b)
-		if p.KeySigned {
+		if p.Keys.Signed() {
 			q = float32(int8(b))
 		}
 		out[i] = mul(add(q, zeros[i/p.Group]), scales[i/p.Group])
@@ -327,7 +327,7 @@ func oracleUnrotate(t testing.TB, row []float32) []float32 {
 // oracleValues encodes a row that is already rotated.
 func oracleValues(t testing.TB, p codec.KVParams, rotated []float32) oracleRow {
 	t.Helper()
-	table, err := lloydmax.Lookup(p.ValueBits)
+	table, err := lloydmax.Lookup(p.Values.Bits())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -522,8 +522,8 @@ func TestOracle(t *testing.T) {
 								if dim > 64 && (a+f+i+j)%5 != 0 {
 									continue
 								}
-								p.KeyBits, p.ValueBits = bits, bits
-								p.KeySigned, p.Scale = bits == 8 && a%2 == 0, codec.RMS
+								p.Keys, p.Values = keyFormat(bits, bits == 8 && a%2 == 0), valueFormat(bits)
+								p.Scale = codec.RMS
 								compared += compareKeys(t, kind.name, p, row)
 								compared += compareValues(t, kind.name, p, row, rotated)
 								if p.Scale = codec.Search; dim <= 64 && (a+f)%2 == 0 || (a+f)%5 == i%5 {
@@ -544,7 +544,7 @@ func TestOracle(t *testing.T) {
 
 func compareKeys(t *testing.T, kind string, p codec.KVParams, row []float32) int {
 	t.Helper()
-	what := fmt.Sprintf("%s: %d-bit keys, signed %v, %v: ", kind, p.KeyBits, p.KeySigned, p.Policy)
+	what := fmt.Sprintf("%s: %d-bit keys, signed %v, %v: ", kind, p.Keys.Bits(), p.Keys.Signed(), p.Policy)
 	kv := newKV(t, p)
 	want := oracleKeys(p, row)
 	if want.overflow >= 0 {
@@ -555,7 +555,7 @@ func compareKeys(t *testing.T, kind string, p codec.KVParams, row []float32) int
 	same32(t, what+"scale", got.Scale, want.scale)
 	same32(t, what+"zero", got.Zero, want.zero)
 	diff(t, what+"index", 0, got.Index, want.index)
-	diff(t, what+"codes", 0, got.Codes, oraclePack(want.index, p.KeyBits))
+	diff(t, what+"codes", 0, got.Codes, oraclePack(want.index, p.Keys.Bits()))
 	diff(t, what+"scales", p.ScaleType, got.Scales, store(p.ScaleType, want.scale))
 	diff(t, what+"zeros", p.ScaleType, got.Zeros, store(p.ScaleType, want.zero))
 
@@ -576,7 +576,7 @@ func compareKeys(t *testing.T, kind string, p codec.KVParams, row []float32) int
 
 func compareValues(t *testing.T, kind string, p codec.KVParams, row, rotated []float32) int {
 	t.Helper()
-	what := fmt.Sprintf("%s: %d-bit values, %v, %v: ", kind, p.ValueBits, p.Scale, p.Policy)
+	what := fmt.Sprintf("%s: %d-bit values, %v, %v: ", kind, p.Values.Bits(), p.Scale, p.Policy)
 	kv := newKV(t, p)
 	want := oracleValues(t, p, rotated)
 	if want.overflow >= 0 {
@@ -587,11 +587,11 @@ func compareValues(t *testing.T, kind string, p codec.KVParams, row, rotated []f
 	same32(t, what+"rotated", got.Rotated, want.rotated)
 	same32(t, what+"scale", got.Scale, want.scale)
 	diff(t, what+"index", 0, got.Index, want.index)
-	diff(t, what+"codes", 0, got.Codes, oraclePack(want.index, p.ValueBits))
+	diff(t, what+"codes", 0, got.Codes, oraclePack(want.index, p.Values.Bits()))
 	diff(t, what+"scales", p.ScaleType, got.Scales, store(p.ScaleType, want.scale))
 
 	v := codec.Values{Shape: []int{p.ValueHeadDim}, Codes: got.Codes, Scales: got.Scales}
-	table, err := lloydmax.Lookup(p.ValueBits)
+	table, err := lloydmax.Lookup(p.Values.Bits())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,7 +77,7 @@ func TestFaultNormNotExtracted(t *testing.T) {
 			for i := 0; i < len(x.Data); i += 4 {
 				codec.F32.Store(scaled.Data[i:], codec.F32.Load(x.Data[i:])*factor)
 			}
-			kv := newKV(t, codec.KVParams{HeadDim: d, KeyBits: 8, ValueBits: bits})
+			kv := newKV(t, codec.KVParams{HeadDim: d, Keys: codec.Uint8, Values: valueFormat(bits)})
 			var v codec.Values
 			if err := kv.EncodeValues(&v, scaled); err != nil {
 				t.Fatal(err)
@@ -123,7 +123,7 @@ func TestSearchLowersError(t *testing.T) {
 	for _, bits := range []int{2, 3, 4, 5, 8} {
 		var mean [2]float64
 		for rule := codec.RMS; rule <= codec.Search; rule++ {
-			kv := newKV(t, codec.KVParams{HeadDim: d, KeyBits: 8, ValueBits: bits, Scale: rule})
+			kv := newKV(t, codec.KVParams{HeadDim: d, Keys: codec.Uint8, Values: valueFormat(bits), Scale: rule})
 			var v codec.Values
 			if err := kv.EncodeValues(&v, x); err != nil {
 				t.Fatal(err)
@@ -147,7 +147,7 @@ func TestKeyError(t *testing.T) {
 	const rows, d = 1024, 128
 	x := gaussian(codec.F32, rows, d)
 	for _, bits := range []int{4, 5, 8} {
-		kv := newKV(t, codec.KVParams{HeadDim: d, KeyBits: bits, ValueBits: 3, ScaleType: codec.F32})
+		kv := newKV(t, codec.KVParams{HeadDim: d, Keys: keyFormat(bits, false), Values: codec.Q3_0, ScaleType: codec.F32})
 		var k codec.Keys
 		if err := kv.EncodeKeys(&k, x); err != nil {
 			t.Fatal(err)

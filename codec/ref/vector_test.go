@@ -78,3 +78,14 @@ func diff(t *testing.T, what string, d codec.DType, got, want []byte) int {
 	}
 	return len(got) / d.Size()
 }
+
+// keyFormat and valueFormat return the format of so many bits, or none.
+func keyFormat(bits int, signed bool) codec.Format {
+	f, _ := codec.KeyFormat(bits, signed)
+	return f
+}
+
+func valueFormat(bits int) codec.Format {
+	f, _ := codec.ValueFormat(bits)
+	return f
+}

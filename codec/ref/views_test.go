@@ -53,7 +53,7 @@ func views(x codec.Tensor) map[string]codec.Tensor {
 // elements as a contiguous copy, whatever lies between, at any alignment.
 func TestFaultStridedReadAsPacked(t *testing.T) {
 	for _, dtype := range []codec.DType{codec.F32, codec.F16, codec.BF16} {
-		kv := newKV(t, codec.KVParams{HeadDim: 32, KeyBits: 5, ValueBits: 3, Scale: codec.Search})
+		kv := newKV(t, codec.KVParams{HeadDim: 32, Keys: codec.Q5_0, Values: codec.Q3_0, Scale: codec.Search})
 		x := gaussian(dtype, 2*3*4, 32)
 		x.Shape = []int{2, 3, 4, 32}
 		wantK, wantV := encode(t, kv, x)
@@ -99,7 +99,7 @@ func decoders(kv codec.KV, k codec.Keys, v codec.Values, x codec.Tensor) map[str
 
 // The joint decoders write what the single ones do.
 func TestDecodeJointEqualsSingle(t *testing.T) {
-	kv := newKV(t, codec.KVParams{HeadDim: 96, ValueHeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv := newKV(t, codec.KVParams{HeadDim: 96, ValueHeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	var k codec.Keys
 	var v codec.Values
 	if err := kv.EncodeKeys(&k, gaussian(codec.BF16, 5, 96)); err != nil {
@@ -134,7 +134,7 @@ func TestDecodeJointEqualsSingle(t *testing.T) {
 
 // Unrotating in place equals unrotating to another tensor.
 func TestUnrotateInPlace(t *testing.T) {
-	kv := newKV(t, codec.KVParams{HeadDim: 160, KeyBits: 4, ValueBits: 3})
+	kv := newKV(t, codec.KVParams{HeadDim: 160, Keys: codec.Q4_0, Values: codec.Q3_0})
 	x := gaussian(codec.F16, 3, 160)
 	y := codec.NewTensor(codec.F16, 3, 160)
 	if err := kv.Unrotate(y, x); err != nil {
@@ -148,7 +148,7 @@ func TestUnrotateInPlace(t *testing.T) {
 
 // A stride of 0 repeats rows, heads or a single element.
 func TestBroadcast(t *testing.T) {
-	kv := newKV(t, codec.KVParams{HeadDim: 32, KeyBits: 8, KeySigned: true, ValueBits: 4})
+	kv := newKV(t, codec.KVParams{HeadDim: 32, Keys: codec.Q8_0, Values: codec.Q4_0})
 	for name, stride := range map[string][]int{"heads": {0, 32, 1}, "rows": {160, 0, 1}, "element": {0, 0, 0}} {
 		x := codec.Tensor{DType: codec.BF16, Shape: []int{3, 4, 32}, Stride: stride, Data: gaussian(codec.BF16, 16, 32).Data}
 		copied := codec.NewTensor(codec.BF16, x.Shape...)
@@ -168,7 +168,7 @@ func TestBroadcast(t *testing.T) {
 // after the other, are the tokens in order.
 func TestRingBuffer(t *testing.T) {
 	const window, cursor, d = 8, 3, 32
-	kv := newKV(t, codec.KVParams{HeadDim: d, KeyBits: 4, ValueBits: 3})
+	kv := newKV(t, codec.KVParams{HeadDim: d, Keys: codec.Q4_0, Values: codec.Q3_0})
 	ring := gaussian(codec.F16, window, d)
 	tokens := codec.NewTensor(codec.F16, window, d)
 	at := cursor * d * 2
@@ -183,7 +183,7 @@ func TestRingBuffer(t *testing.T) {
 // Encoding each head alone gives the bytes of encoding all.
 func TestFaultHeadsConfused(t *testing.T) {
 	for _, shape := range [][]int{{1, 1, 4, 64}, {2, 2, 3, 64}, {3, 5, 2, 64}, {1, 3, 7, 64}} {
-		kv := newKV(t, codec.KVParams{HeadDim: 64, KeyBits: 3, ValueBits: 5})
+		kv := newKV(t, codec.KVParams{HeadDim: 64, Keys: codec.Q3_0, Values: codec.Q5_0})
 		x := gaussian(codec.F32, shape[0]*shape[1]*shape[2], 64)
 		x.Shape = shape
 		wantK, wantV := encode(t, kv, x)
@@ -203,7 +203,7 @@ func TestFaultHeadsConfused(t *testing.T) {
 
 // No rows: no bytes, no error, whichever dimension is 0.
 func TestFaultEmptyTensor(t *testing.T) {
-	kv := newKV(t, codec.KVParams{HeadDim: 32, KeyBits: 4, ValueBits: 3})
+	kv := newKV(t, codec.KVParams{HeadDim: 32, Keys: codec.Q4_0, Values: codec.Q3_0})
 	for _, shape := range [][]int{{0, 32}, {0, 2, 3, 32}, {2, 0, 3, 32}, {2, 3, 0, 32}} {
 		x := codec.Tensor{DType: codec.BF16, Shape: shape}
 		k, v := encode(t, kv, x)
@@ -229,7 +229,7 @@ func TestFaultEmptyTensor(t *testing.T) {
 // memory stay, and dst's memory is reused where it is large enough.
 func TestFaultStoresPastTheEnd(t *testing.T) {
 	for _, bits := range []int{2, 3, 4, 5, 8} {
-		kv := newKV(t, codec.KVParams{HeadDim: 96, KeyBits: bits, ValueBits: bits})
+		kv := newKV(t, codec.KVParams{HeadDim: 96, Keys: keyFormat(bits, false), Values: valueFormat(bits)})
 		x := gaussian(codec.F32, 3, 96)
 		wantK, wantV := encode(t, kv, x)
 		// inside returns memory for b, with spare capacity, between guards.
@@ -265,7 +265,7 @@ func TestFaultStoresPastTheEnd(t *testing.T) {
 
 // A reused dst keeps nothing of an earlier, larger or smaller result.
 func TestEncodeReusesDst(t *testing.T) {
-	kv := newKV(t, codec.KVParams{HeadDim: 32, KeyBits: 4, ValueBits: 3})
+	kv := newKV(t, codec.KVParams{HeadDim: 32, Keys: codec.Q4_0, Values: codec.Q3_0})
 	var k codec.Keys
 	var v codec.Values
 	for _, rows := range []int{5, 9, 2, 0, 7} {
@@ -284,7 +284,7 @@ func TestEncodeReusesDst(t *testing.T) {
 
 // Decoders leave packed data alone.
 func TestDecodeKeepsInput(t *testing.T) {
-	kv := newKV(t, codec.KVParams{HeadDim: 64, KeyBits: 3, ValueBits: 3})
+	kv := newKV(t, codec.KVParams{HeadDim: 64, Keys: codec.Q3_0, Values: codec.Q3_0})
 	x := gaussian(codec.F32, 4, 64)
 	k, v := encode(t, kv, x)
 	wantK, wantV := encode(t, kv, x)
@@ -299,7 +299,7 @@ func TestDecodeKeepsInput(t *testing.T) {
 
 // One codec serves many goroutines, and their number changes no bit.
 func TestFaultSeededRotationNotReproducible(t *testing.T) {
-	kv := newKV(t, codec.KVParams{HeadDim: 128, ValueHeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv := newKV(t, codec.KVParams{HeadDim: 128, ValueHeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	x, y := gaussian(codec.F32, 8, 128), gaussian(codec.F32, 8, 64)
 	var wantK codec.Keys
 	var wantV codec.Values
@@ -350,7 +350,7 @@ func TestAllocs(t *testing.T) {
 		t.Skip("sync.Pool drops items under the race detector")
 	}
 	for _, rule := range []codec.ScaleRule{codec.RMS, codec.Search} {
-		kv := newKV(t, codec.KVParams{HeadDim: 96, KeyBits: 4, ValueBits: 3, Scale: rule})
+		kv := newKV(t, codec.KVParams{HeadDim: 96, Keys: codec.Q4_0, Values: codec.Q3_0, Scale: rule})
 		x := gaussian(codec.BF16, 24, 96)
 		x.Shape, x.Stride = []int{2, 3, 4, 96}, []int{96, 2 * 96, 6 * 96, 1}
 		k, v := encode(t, kv, x)
@@ -397,7 +397,7 @@ func sameValues(t *testing.T, what string, got, want codec.Values) {
 // TestUnrotateCanonical gives Unrotate magnitudes below 2^-64: they count as
 // zeros, so that a device that flushes subnormals agrees.
 func TestUnrotateCanonical(t *testing.T) {
-	kv := newKV(t, codec.KVParams{HeadDim: 64, KeyBits: 8, ValueBits: 3})
+	kv := newKV(t, codec.KVParams{HeadDim: 64, Keys: codec.Uint8, Values: codec.Q3_0})
 	tiny, zero := make([]float32, 64), make([]float32, 64)
 	for i := range tiny {
 		tiny[i] = []float32{0x1p-65, -0x1p-126, 0x1p-149, 3}[i%4]

@@ -15,7 +15,7 @@ import (
 type KeyCase struct {
 	Name                          string // kv_d64.k.q8_0.compat
 	X                             Tensor // [rows, D]
-	Type                          string // q8_0, as codec.ParseKeyType takes it
+	Type                          string // q8_0, as codec.Format reads it
 	Policy                        string // finite or compat
 	Group                         int
 	Codes, Scales, Zeros, Decoded Tensor

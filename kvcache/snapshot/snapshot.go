@@ -121,13 +121,13 @@ func (s *Snapshot) check() error {
 	}
 	var err error
 	s.base.Group = d.Group
-	if s.base.ScaleType, err = codec.ParseDType(d.ScaleType); err != nil {
+	if err = s.base.ScaleType.UnmarshalText([]byte(d.ScaleType)); err != nil {
 		return malformed("scale type: %v", err)
 	}
-	if s.base.Policy, err = codec.ParsePolicy(d.Policy); err != nil {
+	if err = s.base.Policy.UnmarshalText([]byte(d.Policy)); err != nil {
 		return malformed("%v", err)
 	}
-	if s.base.Scale, err = codec.ParseScaleRule(d.Scale); err != nil {
+	if err = s.base.Scale.UnmarshalText([]byte(d.Scale)); err != nil {
 		return malformed("%v", err)
 	}
 	want := map[string]safetensors.Info{}
@@ -192,7 +192,12 @@ func (s *Snapshot) check() error {
 func (l Layer) params(base codec.KVParams) (codec.KVParams, error) {
 	p := base
 	p.HeadDim, p.ValueHeadDim = l.Keys.dim(), l.Values.dim()
-	p.KeyBits, p.KeySigned, p.ValueBits = l.Keys.Bits, l.Keys.Signed, l.Values.Bits
+	var errK, errV error
+	p.Keys, errK = codec.KeyFormat(l.Keys.Bits, l.Keys.Signed)
+	p.Values, errV = codec.ValueFormat(l.Values.Bits)
+	if err := errors.Join(errK, errV); err != nil {
+		return p, err
+	}
 	if p.ValueHeadDim == 0 {
 		return p, fmt.Errorf("tensor %q has no head dimension", l.Values.Name)
 	}

@@ -44,7 +44,7 @@ func f32(name string, shape []int, f func(i int) float32) tensor {
 func wave(i int) float32 { return float32(i%97) - 48 }
 
 func options() EncodeOptions {
-	return EncodeOptions{Backend: ref.New(), Params: codec.KVParams{KeyBits: 8, KeySigned: true, ValueBits: 3}}
+	return EncodeOptions{Backend: ref.New(), Params: codec.KVParams{Keys: codec.Q8_0, Values: codec.Q3_0}}
 }
 
 func encode(t testing.TB, src []byte, o EncodeOptions) ([]byte, error) {
@@ -159,7 +159,7 @@ func TestChunks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kv, _ := ref.New().KV(codec.KVParams{HeadDim: 64, KeyBits: 8, KeySigned: true, ValueBits: 3})
+	kv, _ := ref.New().KV(codec.KVParams{HeadDim: 64, Keys: codec.Q8_0, Values: codec.Q3_0})
 	in := f32("", []int{rows, 64}, wave)
 	x := codec.Tensor{DType: codec.F32, Shape: in.Shape, Data: in.Data}
 	want := codec.NewTensor(codec.F32, rows, 64)
@@ -280,7 +280,7 @@ func TestEncodeErrors(t *testing.T) {
 		{"rank", file(t, nil, f32("k", []int{32}, wave), f32("v", []int{32}, wave)), base, codec.ErrShape, "[32]"},
 		{"head dimension", file(t, nil, f32("a.k", []int{4, 40}, wave), f32("a.v", []int{4, 40}, wave)), base, codec.ErrParams, "40"},
 		{"value transform", file(t, nil, f32("a.k", []int{4, 32}, wave), f32("a.v", []int{4, 576}, wave)), base, codec.ErrParams, "576"},
-		{"bits", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Params.ValueBits = 7 }), codec.ErrParams, "7"},
+		{"bits", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Params.Values = 77 }), codec.ErrParams, "values of 0 bits"},
 		{"NaN", file(t, nil, big, f32("a.v", []int{9000, 64}, wave)), base, codec.ErrNonFinite, `"a.k": element 543210`},
 		{"overflow", file(t, nil, k, huge), base, codec.ErrScaleOverflow, `"a.v": element 0`},
 		{"another type", []byte("PK\x03\x04 not this"), base, safetensors.ErrNotSafetensors, "not a safetensors file"},

@@ -83,7 +83,7 @@ func Encode(dst io.WriterAt, src io.ReaderAt, size int64, o EncodeOptions) (Summ
 	}
 	packed := map[string]bool{}
 	for _, l := range layers {
-		l.Keys.Bits, l.Keys.Signed, l.Values.Bits = base.KeyBits, base.KeySigned, base.ValueBits
+		l.Keys.Bits, l.Keys.Signed, l.Values.Bits = base.Keys.Bits(), base.Keys.Signed(), base.Values.Bits()
 		if err := l.checkPair(); err != nil {
 			return Summary{}, fmt.Errorf("kvcache: %w", err)
 		}

@@ -45,12 +45,12 @@ func Run(t *testing.T, name string, open func() (codec.Backend, error)) {
 }
 
 func runKeys(t *testing.T, b codec.Backend, c vectors.KeyCase) {
-	kt, err := codec.ParseKeyType(c.Type)
-	check(t, err)
-	policy, err := codec.ParsePolicy(c.Policy)
-	check(t, err)
+	var f codec.Format
+	check(t, f.UnmarshalText([]byte(c.Type)))
+	var policy codec.Policy
+	check(t, policy.UnmarshalText([]byte(c.Policy)))
 	x := tensor(t, c.X)
-	kv, err := b.KV(codec.KVParams{HeadDim: x.Dim(), KeyBits: kt.Bits, KeySigned: kt.Signed, ValueBits: 3, Group: c.Group, Policy: policy})
+	kv, err := b.KV(codec.KVParams{HeadDim: x.Dim(), Keys: f, Values: codec.Q3_0, Group: c.Group, Policy: policy})
 	check(t, err)
 	var k codec.Keys
 	check(t, kv.EncodeKeys(&k, x))
@@ -66,7 +66,9 @@ func runKeys(t *testing.T, b codec.Backend, c vectors.KeyCase) {
 
 func runValues(t *testing.T, b codec.Backend, c vectors.ValueCase) {
 	x := tensor(t, c.X)
-	p := codec.KVParams{HeadDim: x.Dim(), KeyBits: 8, ValueBits: c.Bits, Group: c.Group}
+	f, err := codec.ValueFormat(c.Bits)
+	check(t, err)
+	p := codec.KVParams{HeadDim: x.Dim(), Keys: codec.Uint8, Values: f, Group: c.Group}
 	if c.Search {
 		p.Scale = codec.Search
 	}
@@ -110,8 +112,8 @@ func runMatrix(t *testing.T, b codec.Backend, c vectors.MatrixCase) {
 }
 
 func runPaths(t *testing.T, b codec.Backend, c vectors.PathCase) {
-	code, err := trellis.ParseCode(c.Code)
-	check(t, err)
+	var code trellis.Code
+	check(t, code.UnmarshalText([]byte(c.Code)))
 	w, err := b.Trellis(trellis.Params{L: c.L, K: c.K, T: c.T, Code: code, FreeEnds: c.FreeEnds})
 	check(t, err)
 	states := make([]uint16, len(c.States))
