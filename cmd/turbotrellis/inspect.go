@@ -135,8 +135,14 @@ func inspect(r io.ReaderAt, size int64) (*inspection, error) {
 	common := s.Common()
 	out.KV = &inspectedKV{Group: common.Group, ScaleType: common.ScaleType.String(), Policy: common.Policy.String(), Scale: common.Scale.String()}
 	for i, l := range s.Layers() {
-		p := s.Params(i)
-		packed, source := s.Sizes(i)
+		p, err := s.Params(i)
+		if err != nil {
+			return nil, err
+		}
+		packed, source, err := s.Sizes(i)
+		if err != nil {
+			return nil, err
+		}
 		out.KV.Layers = append(out.KV.Layers, inspectedLayer{l, p.KeyBitsPerElement(), p.ValueBitsPerElement(), packed, source})
 	}
 	for _, name := range s.Raw() {

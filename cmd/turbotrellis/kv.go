@@ -142,7 +142,7 @@ IN and OUT may be - for standard input and output.`,
 		r := kvResult{Input: args[0], Output: args[1], Backend: o.Backend.Name()}
 		err = writeTo(cmd, args[1], force, func(w io.WriterAt) error {
 			defer b.done()
-			sum, err := snapshot.Encode(w, in, in.size, o)
+			sum, err := snapshot.Encode(cmd.Context(), w, in, in.size, o)
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
@@ -225,7 +225,7 @@ IN and OUT may be - for standard input and output.`,
 		r := kvResult{Input: args[0], Output: args[1], Backend: o.Backend.Name()}
 		err = writeTo(cmd, args[1], force, func(w io.WriterAt) error {
 			defer b.done()
-			sum, err := s.Decode(w, o)
+			sum, err := s.Decode(cmd.Context(), w, o)
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}

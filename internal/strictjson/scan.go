@@ -11,14 +11,17 @@ import (
 
 // Error says what is wrong with a JSON text and where.
 type Error struct {
-	Line, Column int    // of the first wrong byte, from 1; columns count bytes
+	Line, Column int    // of the first wrong byte, from 1; columns count bytes; 0 where no byte is
 	Field        string // the member it is in, such as layers[0].keys.bits, or empty
 	Reason       string
 }
 
 // Error returns "line 3, column 9: field: reason".
 func (e *Error) Error() string {
-	s := fmt.Sprintf("line %d, column %d: ", e.Line, e.Column)
+	s := ""
+	if e.Line > 0 {
+		s = fmt.Sprintf("line %d, column %d: ", e.Line, e.Column)
+	}
 	if e.Field != "" {
 		s += e.Field + ": "
 	}

@@ -42,7 +42,7 @@ func Unmarshal(text []byte, v any) error {
 		return s.fail(int(e.Offset), "%s where %s belongs", e.Value, kindName(e.Type))
 	}
 	if err != nil {
-		return s.fail(0, "%v", err)
+		return &Error{Reason: err.Error()} // of a value's own text form
 	}
 	return nil
 }

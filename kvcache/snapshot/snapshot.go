@@ -1,5 +1,6 @@
-// Package snapshot keeps packed KV caches: as snapshots, safetensors files that
-// another machine restores to the bit (docs/format.md, "KV snapshot").
+// Package snapshot reads and writes KV snapshots: safetensors files of packed
+// keys and values that another machine restores to the same bits
+// (docs/format.md, "KV snapshot").
 package snapshot
 
 import (
@@ -11,7 +12,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/turbotrellis/turbotrellis/codec"
@@ -19,21 +19,27 @@ import (
 	"github.com/turbotrellis/turbotrellis/internal/strictjson"
 )
 
-// Errors that Open and Encode wrap, beside codec's and those of reading and
-// writing.
+// Errors that this package's functions wrap, beside codec's and those of
+// reading and writing.
 var (
-	// ErrNotSnapshot reports a safetensors file that is no KV snapshot.
+	// ErrNotSnapshot reports a safetensors file that is not a KV snapshot.
 	ErrNotSnapshot = errors.New("not a KV snapshot")
 	// ErrVersion reports a snapshot of a version that this package does not read.
 	ErrVersion = errors.New("unknown snapshot version")
 	// ErrSnapshot reports a snapshot whose description is malformed or does not
 	// fit its tensors.
 	ErrSnapshot = errors.New("malformed snapshot")
-	// ErrNoTensor reports a name or layer that is not there.
+	// ErrSource reports a file that cannot become a snapshot: it is one already,
+	// or a name in it is taken.
+	ErrSource = errors.New("cannot be packed")
+	// ErrNoTensor reports a name or layer that does not exist.
 	ErrNoTensor = errors.New("no such tensor")
 	// ErrPair reports keys without values, values without keys, or two that do
 	// not belong together.
 	ErrPair = errors.New("keys and values do not pair")
+	// ErrArgument reports an argument that no file is to blame for: a missing
+	// backend, or an index out of range.
+	ErrArgument = errors.New("invalid argument")
 )
 
 // Metadata keys of a snapshot. All others are the source's own and are kept.
@@ -51,11 +57,11 @@ const (
 
 // Part describes one packed tensor of a layer.
 type Part struct {
-	Name   string `json:"name"`  // of the tensor that was packed
-	DType  string `json:"dtype"` // its safetensors dtype: F32, F16 or BF16
-	Shape  []int  `json:"shape"` // its shape, [..., tokens, head dimension]
-	Bits   int    `json:"bits"`  // a packed element
-	Signed bool   `json:"signed,omitempty"`
+	Name   string `json:"name"`             // of the tensor that was packed
+	DType  string `json:"dtype"`            // its safetensors dtype: F32, F16 or BF16
+	Shape  []int  `json:"shape"`            // its shape, [..., tokens, head dimension]
+	Bits   int    `json:"bits"`             // bits per packed element
+	Signed bool   `json:"signed,omitempty"` // keys of 8 bits only
 }
 
 // Layer describes the keys and values of one attention layer.
@@ -66,16 +72,18 @@ type Layer struct {
 
 // description is the JSON under kvKey.
 type description struct {
-	Group     int      `json:"group"`
-	ScaleType string   `json:"scale_type"`
-	Policy    string   `json:"policy"`
-	Scale     string   `json:"scale"`
-	SignSeed  int      `json:"sign_seed"`
-	Layers    []Layer  `json:"layers"`
-	Raw       []string `json:"raw"` // tensors kept as they were
+	Group     int             `json:"group"`
+	ScaleType codec.DType     `json:"scale_type"`
+	Policy    codec.Policy    `json:"policy"`
+	Scale     codec.ScaleRule `json:"scale"`
+	SignSeed  int             `json:"sign_seed"`
+	Layers    []Layer         `json:"layers" strictjson:"optional"`
+	Raw       []string        `json:"raw" strictjson:"optional"` // tensors kept as they were
 }
 
 // Snapshot is an opened KV snapshot. It reads tensors when they are asked for.
+// Its methods are safe for concurrent use. The zero Snapshot has no layers, and
+// only Open makes one that can be decoded.
 type Snapshot struct {
 	file *safetensors.File
 	desc description
@@ -92,10 +100,10 @@ func Open(r io.ReaderAt, size int64) (*Snapshot, error) {
 	}
 	meta := f.Metadata()
 	if meta[formatKey] != formatName {
-		return nil, fmt.Errorf("kvcache: %w: metadata %s is %q, want %q", ErrNotSnapshot, formatKey, meta[formatKey], formatName)
+		return nil, fmt.Errorf("%w: metadata %s is %q, want %q", ErrNotSnapshot, formatKey, meta[formatKey], formatName)
 	}
 	if meta[versionKey] != version {
-		return nil, fmt.Errorf("kvcache: %w %q: this program reads %q", ErrVersion, meta[versionKey], version)
+		return nil, fmt.Errorf("%w %q: this program reads %q", ErrVersion, meta[versionKey], version)
 	}
 	s := &Snapshot{file: f}
 	if err := strictjson.Unmarshal([]byte(meta[kvKey]), &s.desc); err != nil {
@@ -108,7 +116,7 @@ func Open(r io.ReaderAt, size int64) (*Snapshot, error) {
 }
 
 func malformed(format string, args ...any) error {
-	return fmt.Errorf("kvcache: %w: "+format, append([]any{ErrSnapshot}, args...)...)
+	return fmt.Errorf("%w: "+format, append([]any{ErrSnapshot}, args...)...)
 }
 
 func (s *Snapshot) check() error {
@@ -117,19 +125,9 @@ func (s *Snapshot) check() error {
 		return malformed("sign seed %d: this program knows %d", d.SignSeed, signSeed)
 	}
 	if d.Group == 0 {
-		return malformed("the group is missing") // codec would take the default
+		return malformed("group 0: want 32 or 64") // codec would take the default
 	}
-	var err error
-	s.base.Group = d.Group
-	if err = s.base.ScaleType.UnmarshalText([]byte(d.ScaleType)); err != nil {
-		return malformed("scale type: %v", err)
-	}
-	if err = s.base.Policy.UnmarshalText([]byte(d.Policy)); err != nil {
-		return malformed("%v", err)
-	}
-	if err = s.base.Scale.UnmarshalText([]byte(d.Scale)); err != nil {
-		return malformed("%v", err)
-	}
+	s.base = codec.KVParams{Group: d.Group, ScaleType: d.ScaleType, Policy: d.Policy, Scale: d.Scale}
 	want := map[string]safetensors.Info{}
 	add := func(in safetensors.Info) error {
 		if _, ok := want[in.Name]; ok {
@@ -147,7 +145,7 @@ func (s *Snapshot) check() error {
 		if err := l.checkPair(); err != nil {
 			return malformed("layer %d: %v", i, err)
 		}
-		for _, in := range slices.Concat(l.Keys.stored(p, true), l.Values.stored(p, false)) {
+		for _, in := range l.stored(p) {
 			if err := add(in); err != nil {
 				return err
 			}
@@ -197,6 +195,9 @@ func (l Layer) params(base codec.KVParams) (codec.KVParams, error) {
 	p.Values, errV = codec.ValueFormat(l.Values.Bits)
 	if err := errors.Join(errK, errV); err != nil {
 		return p, err
+	}
+	if l.Values.Signed {
+		return p, fmt.Errorf("tensor %q: values are not signed", l.Values.Name)
 	}
 	if p.ValueHeadDim == 0 {
 		return p, fmt.Errorf("tensor %q has no head dimension", l.Values.Name)
@@ -257,29 +258,30 @@ func floatType(in safetensors.DType) (codec.DType, error) {
 	return d, nil
 }
 
-// stored returns the tensors that hold a part, in file order.
-func (p Part) stored(kv codec.KVParams, keys bool) []safetensors.Info {
-	lead := p.Shape[:len(p.Shape)-1]
-	shape := func(last int) []int { return append(slices.Clone(lead), last) }
-	scales := safetensors.Info{Name: p.Name + ".scales", DType: safetensors.DTypeOf(kv.ScaleType), Shape: shape(p.dim() / kv.Group)}
-	codes := safetensors.Info{Name: p.Name + ".codes", DType: safetensors.U8}
-	if !keys {
-		n, _ := kv.ValueRowLen()
-		codes.Shape = shape(n)
-		return []safetensors.Info{scales, codes}
+// stored returns the tensors that hold a layer, in file order.
+func (l Layer) stored(p codec.KVParams) []safetensors.Info {
+	var infos []safetensors.Info
+	for _, h := range halves {
+		part := h.part(&l)
+		lead := part.Shape[:len(part.Shape)-1]
+		for _, pl := range h.planes(p) {
+			infos = append(infos, safetensors.Info{Name: part.Name + pl.suffix, DType: pl.dtype, Shape: append(slices.Clone(lead), pl.elements)})
+		}
 	}
-	n, _ := kv.KeyRowLen()
-	codes.Shape = shape(n)
-	if p.Signed {
-		codes.DType = safetensors.I8
-	}
-	zeros := scales
-	zeros.Name = p.Name + ".zeros"
-	return []safetensors.Info{scales, zeros, codes}
+	return infos
 }
 
 // Layers returns the packed layers in file order.
-func (s *Snapshot) Layers() []Layer { return slices.Clone(s.desc.Layers) }
+func (s *Snapshot) Layers() []Layer {
+	layers := slices.Clone(s.desc.Layers)
+	for i := range layers {
+		for _, h := range halves {
+			part := h.part(&layers[i])
+			part.Shape = slices.Clone(part.Shape)
+		}
+	}
+	return layers
+}
 
 // Raw returns the names of the tensors that were kept as they were.
 func (s *Snapshot) Raw() []string { return slices.Clone(s.desc.Raw) }
@@ -288,70 +290,80 @@ func (s *Snapshot) Raw() []string { return slices.Clone(s.desc.Raw) }
 // policy and scale rule.
 func (s *Snapshot) Common() codec.KVParams { return s.base }
 
-// Params returns the codec parameters of layer i of Layers.
-func (s *Snapshot) Params(i int) codec.KVParams {
-	p, err := s.desc.Layers[i].params(s.base)
-	if err != nil {
-		panic(err) // Open has checked it
+// layer returns layer i and its parameters, or an ErrArgument.
+func (s *Snapshot) layer(i int) (Layer, codec.KVParams, error) {
+	if i < 0 || i >= len(s.desc.Layers) {
+		return Layer{}, codec.KVParams{}, fmt.Errorf("%w: layer %d of %d", ErrArgument, i, len(s.desc.Layers))
 	}
-	return p
+	l := s.desc.Layers[i]
+	p, err := l.params(s.base)
+	return l, p, err
+}
+
+// Params returns the codec parameters of layer i of Layers. It returns
+// ErrArgument if i is out of range.
+func (s *Snapshot) Params(i int) (codec.KVParams, error) {
+	_, p, err := s.layer(i)
+	return p, err
 }
 
 // Metadata returns the metadata of the file that was packed.
-func (s *Snapshot) Metadata() map[string]string { return sourceMetadata(s.file.Metadata()) }
-
-func sourceMetadata(m map[string]string) map[string]string {
-	maps.DeleteFunc(m, func(k, _ string) bool { return k == formatKey || k == versionKey || k == kvKey })
+func (s *Snapshot) Metadata() map[string]string {
+	if s.file == nil {
+		return nil
+	}
+	m := s.file.Metadata()
+	maps.DeleteFunc(m, func(k, _ string) bool { return reserved(k) })
 	return m
 }
 
-// Sizes returns the bytes that layer i takes as packed and took before.
-func (s *Snapshot) Sizes(i int) (packed, source int64) { return s.desc.Layers[i].sizes(s.Params(i)) }
+// reserved reports whether a key of a file's metadata is a snapshot's own.
+func reserved(key string) bool { return key == formatKey || key == versionKey || key == kvKey }
+
+// Sizes returns the bytes of layer i as it is packed and as it was before. It
+// returns ErrArgument if i is out of range.
+func (s *Snapshot) Sizes(i int) (packed, source int64, err error) {
+	l, p, err := s.layer(i)
+	if err != nil {
+		return 0, 0, err
+	}
+	packed, source = l.sizes(p)
+	return packed, source, nil
+}
 
 func (l Layer) sizes(p codec.KVParams) (packed, source int64) {
-	rows := int64(l.Keys.rows())
-	codes, scales := p.KeyRowLen()
-	packed = rows * int64(codes+2*scales)
-	codes, scales = p.ValueRowLen()
-	packed += rows * int64(codes+scales)
-	for _, part := range []Part{l.Keys, l.Values} {
+	for _, h := range halves {
+		part := h.part(&l)
 		d, _ := part.dtype() // an unknown dtype does not get past checkPair
-		source += rows * int64(part.dim()) * int64(d.Size())
+		source += int64(part.rows()) * int64(part.dim()) * int64(d.Size())
+		for _, pl := range h.planes(p) {
+			packed += int64(part.rows()) * int64(pl.rowBytes())
+		}
 	}
 	return packed, source
 }
 
-// Read returns the packed keys and values of layer i.
+// Read returns the packed keys and values of layer i. Errors are ErrArgument if
+// i is out of range, or those of reading.
 func (s *Snapshot) Read(i int) (codec.Keys, codec.Values, error) {
-	l := s.desc.Layers[i]
-	k := codec.Keys{Shape: slices.Clone(l.Keys.Shape)}
-	v := codec.Values{Shape: slices.Clone(l.Values.Shape)}
-	for _, in := range []struct {
-		dst  *[]byte
-		name string
-	}{
-		{&k.Codes, l.Keys.Name + ".codes"}, {&k.Scales, l.Keys.Name + ".scales"}, {&k.Zeros, l.Keys.Name + ".zeros"},
-		{&v.Codes, l.Values.Name + ".codes"}, {&v.Scales, l.Values.Name + ".scales"},
-	} {
-		b, err := s.file.AppendTensor(nil, in.name)
-		if err != nil {
-			return codec.Keys{}, codec.Values{}, err
-		}
-		*in.dst = b
+	l, p, err := s.layer(i)
+	if err != nil {
+		return codec.Keys{}, codec.Values{}, err
 	}
-	return k, v, nil
-}
-
-// layerNumber returns the last number among the dot-separated parts of a
-// tensor's name.
-func layerNumber(name string) (int, bool) {
-	parts := strings.Split(name, ".")
-	for _, p := range slices.Backward(parts) {
-		if n, err := strconv.Atoi(p); err == nil && n >= 0 {
-			return n, true
+	var x rows
+	for _, h := range halves {
+		part := h.part(&l)
+		var data [][]byte
+		for _, pl := range h.planes(p) {
+			b, err := s.file.AppendTensor(nil, part.Name+pl.suffix)
+			if err != nil {
+				return codec.Keys{}, codec.Values{}, err
+			}
+			data = append(data, b)
 		}
+		h.set(&x, slices.Clone(part.Shape), data)
 	}
-	return 0, false
+	return x.keys, x.values, nil
 }
 
 // encodeDescription returns the metadata of a snapshot.
@@ -362,7 +374,7 @@ func encodeDescription(source map[string]string, d description) (map[string]stri
 	if err := enc.Encode(d); err != nil {
 		return nil, err
 	}
-	meta := sourceMetadata(maps.Clone(source))
+	meta := maps.Clone(source)
 	if meta == nil {
 		meta = map[string]string{}
 	}

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,8 +51,17 @@ func options() EncodeOptions {
 func encode(t testing.TB, src []byte, o EncodeOptions) ([]byte, error) {
 	t.Helper()
 	var dst memory
-	_, err := Encode(&dst, bytes.NewReader(src), int64(len(src)), o)
+	_, err := Encode(t.Context(), &dst, bytes.NewReader(src), int64(len(src)), o)
 	return dst.Data, err
+}
+
+func params(t testing.TB, s *Snapshot, i int) codec.KVParams {
+	t.Helper()
+	p, err := s.Params(i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 func open(b []byte) (*Snapshot, error) { return Open(bytes.NewReader(b), int64(len(b))) }
@@ -64,7 +74,7 @@ func decode(t testing.TB, snapshot []byte, o DecodeOptions) (*safetensors.File, 
 	}
 	var dst memory
 	o.Backend = ref.New()
-	if _, err := s.Decode(&dst, o); err != nil {
+	if _, err := s.Decode(t.Context(), &dst, o); err != nil {
 		return nil, err
 	}
 	f, err := safetensors.NewFile(bytes.NewReader(dst.Data), int64(len(dst.Data)))
@@ -97,7 +107,7 @@ func TestRealCache(t *testing.T) {
 		}
 		compared := 0
 		for i, l := range s.Layers() {
-			kv, err := ref.New().KV(s.Params(i))
+			kv, err := ref.New().KV(params(t, s, i))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -147,9 +157,9 @@ func TestRealCache(t *testing.T) {
 	}
 }
 
-// TestChunks packs tensors longer than a chunk of every goroutine together.
-func TestChunks(t *testing.T) {
-	rows := 5*chunkBytes/(4*64) + 3
+// TestPieces packs tensors longer than a piece of every goroutine together.
+func TestPieces(t *testing.T) {
+	rows := 5*ref.New().Feed().Bytes/(4*64) + 3
 	src := file(t, nil, f32("k", []int{rows, 64}, wave), f32("v", []int{rows, 64}, wave))
 	snap, err := encode(t, src, options())
 	if err != nil {
@@ -193,7 +203,7 @@ func TestSkipLayersAndRawTensors(t *testing.T) {
 	if got, want := s.Raw(), []string{"layers.1.k", "layers.1.v", "positions"}; !slices.Equal(got, want) {
 		t.Errorf("raw %v, want %v", got, want)
 	}
-	if p := s.Params(1); p.HeadDim != 32 || p.ValueHeadDim != 64 {
+	if p := params(t, s, 1); p.HeadDim != 32 || p.ValueHeadDim != 64 {
 		t.Errorf("head dimensions %d and %d", p.HeadDim, p.ValueHeadDim)
 	}
 	out, err := decode(t, snap, DecodeOptions{})
@@ -280,9 +290,12 @@ func TestEncodeErrors(t *testing.T) {
 		{"rank", file(t, nil, f32("k", []int{32}, wave), f32("v", []int{32}, wave)), base, codec.ErrShape, "[32]"},
 		{"head dimension", file(t, nil, f32("a.k", []int{4, 40}, wave), f32("a.v", []int{4, 40}, wave)), base, codec.ErrParams, "40"},
 		{"value transform", file(t, nil, f32("a.k", []int{4, 32}, wave), f32("a.v", []int{4, 576}, wave)), base, codec.ErrParams, "576"},
-		{"bits", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Params.Values = 77 }), codec.ErrParams, "values of 0 bits"},
+		{"bits", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Params.Values = 77 }), codec.ErrParams, "values: format Format(77)"},
 		{"NaN", file(t, nil, big, f32("a.v", []int{9000, 64}, wave)), base, codec.ErrNonFinite, `"a.k": element 543210`},
 		{"overflow", file(t, nil, k, huge), base, codec.ErrScaleOverflow, `"a.v": element 0`},
+		{"name of a part", file(t, nil, k, v, tensor{Name: "a.k.scales", DType: safetensors.U8, Shape: []int{1}, Data: []byte{0}}), base, ErrSource, `tensor "a.k.scales" has the name that a part of "a.k" takes`},
+		{"reserved metadata", file(t, map[string]string{"turbotrellis.kv": "x"}, k, v), base, ErrSource, `"turbotrellis.kv" is reserved`},
+		{"no backend", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Backend = nil }), ErrArgument, "no backend"},
 		{"another type", []byte("PK\x03\x04 not this"), base, safetensors.ErrNotSafetensors, "not a safetensors file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -296,7 +309,7 @@ func TestEncodeErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := encode(t, snap, base); err == nil || !strings.Contains(err.Error(), "already") {
+	if _, err := encode(t, snap, base); !errors.Is(err, ErrSource) || !strings.Contains(err.Error(), "already") {
 		t.Errorf("encoding a snapshot: %v", err)
 	}
 }
@@ -358,6 +371,16 @@ func TestOpenRefuses(t *testing.T) {
 		{"not JSON", rebuilt(func(m map[string]string) { m[kvKey] = "{" }, all), ErrSnapshot, ""},
 		{"two values", rebuilt(func(m map[string]string) { m[kvKey] += "{}" }, all), ErrSnapshot, "more than one"},
 		{"unknown field", replaced(`"group":32`, `"group":32,"mystery":1`), ErrSnapshot, "mystery"},
+		{"null", replaced(`"group":32`, `"group":null`), ErrSnapshot, `"group" is missing`},
+		{"no sign seed", replaced(`"sign_seed":42,`, ``), ErrSnapshot, `"sign_seed" is missing`},
+		{"no policy", replaced(`"policy":"finite",`, ``), ErrSnapshot, `"policy" is missing`},
+		{"no bits", replaced(`,"bits":3`, ``), ErrSnapshot, `layers[0].values: field "bits" is missing`},
+		{"no dtype", replaced(`"dtype":"F32",`, ``), ErrSnapshot, `layers[0].keys: field "dtype" is missing`},
+		{"no keys", replaced(`"keys":{`, `"keys":null,"values":{`), ErrSnapshot, `duplicate field "values"`},
+		{"signed values", replaced(`"bits":3`, `"bits":3,"signed":true`), ErrSnapshot, "values are not signed"},
+		{"signed and not of 8 bits", replaced(`"bits":8,"signed":true`, `"bits":4,"signed":true`), ErrSnapshot, "4"},
+		{"unsigned, stored signed", replaced(`"signed":true`, `"signed":false`), ErrSnapshot, "0.k.codes"},
+		{"half a surrogate pair", replaced(`"other"`, `"other\ud800"`), ErrSnapshot, "half a surrogate pair"},
 		{"field in another case", replaced(`"group":32`, `"Group":32`), ErrSnapshot, "Group"},
 		{"field twice", replaced(`"group":32`, `"group":64,"group":32`), ErrSnapshot, "duplicate"},
 		{"group", replaced(`"group":32`, `"group":16`), ErrSnapshot, "group 16"},
@@ -405,7 +428,7 @@ func TestFailingWrites(t *testing.T) {
 	full := errors.New("disk full")
 	for n := 0; ; n++ {
 		left := n
-		_, err := Encode(writerAt(func(p []byte, off int64) (int, error) {
+		_, err := Encode(t.Context(), writerAt(func(p []byte, off int64) (int, error) {
 			if left == 0 {
 				return 0, full
 			}
@@ -431,7 +454,7 @@ func (w writerAt) WriteAt(p []byte, off int64) (int, error) { return w(p, off) }
 // TestShrinkingSource reads from a file that ends before its header says.
 func TestShrinkingSource(t *testing.T) {
 	src := file(t, nil, f32("k", []int{4, 32}, wave), f32("v", []int{4, 32}, wave))
-	_, err := Encode(new(memory), bytes.NewReader(src[:len(src)-10]), int64(len(src)), options())
+	_, err := Encode(t.Context(), new(memory), bytes.NewReader(src[:len(src)-10]), int64(len(src)), options())
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("got %v", err)
 	}
@@ -513,8 +536,248 @@ func FuzzOpen(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if _, err := s.Decode(new(memory), DecodeOptions{Backend: ref.New()}); err != nil {
+		if _, err := s.Decode(t.Context(), new(memory), DecodeOptions{Backend: ref.New()}); err != nil {
 			t.Errorf("a snapshot that opens does not decode: %v", err)
 		}
 	})
+}
+
+// TestMisuse: what no file is to blame for is an error, not a panic.
+func TestMisuse(t *testing.T) {
+	snap, err := encode(t, file(t, nil, f32("0.k", []int{4, 32}, wave), f32("0.v", []int{4, 32}, wave)), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := open(snap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*Snapshot{s, {}} {
+		for _, i := range []int{-1, len(s.Layers()), math.MaxInt} {
+			_, err1 := s.Params(i)
+			_, _, err2 := s.Sizes(i)
+			_, _, err3 := s.Read(i)
+			for _, err := range []error{err1, err2, err3} {
+				if !errors.Is(err, ErrArgument) {
+					t.Errorf("layer %d: %v", i, err)
+				}
+			}
+		}
+	}
+	var zero Snapshot
+	if zero.Layers() != nil || zero.Raw() != nil || zero.Metadata() != nil || zero.Common() != (codec.KVParams{}) {
+		t.Error("the zero Snapshot has something in it")
+	}
+	for name, err := range map[string]error{
+		"zero Snapshot": second(zero.Decode(t.Context(), new(memory), DecodeOptions{Backend: ref.New()})),
+		"no backend":    second(s.Decode(t.Context(), new(memory), DecodeOptions{})),
+		"element type":  second(s.Decode(t.Context(), new(memory), DecodeOptions{Backend: ref.New(), DType: 99})),
+	} {
+		if !errors.Is(err, ErrArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// What is handed out is the caller's.
+	s.Layers()[0].Keys.Shape[0] = 7
+	s.Layers()[0].Values.Shape[0] = 7
+	if k, v, err := s.Read(0); err != nil || k.Shape[0] != 4 || v.Shape[0] != 4 {
+		t.Errorf("shapes %v and %v, %v", k.Shape, v.Shape, err)
+	} else if k.Shape[0] = 7; s.Layers()[0].Keys.Shape[0] != 4 {
+		t.Error("Read shares its shape")
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// TestNames pairs names and numbers layers as other programs write them.
+func TestNames(t *testing.T) {
+	re := regexp.MustCompile
+	for _, test := range []struct {
+		name         string
+		keys, values string // expressions
+		tensors      []string
+		layers       string // to skip, then to restore
+		skipped      []string
+		rest         int // layers packed
+	}{
+		// From mlx_lm.models.cache.save_prompt_cache: cache index, then 0 for keys and 1 for values.
+		{"mlx-lm", `\.(0)$`, `\.(1)$`, []string{"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"}, "1", []string{"1.0", "1.1"}, 2},
+		{"numbers before and after", `(keys)`, `(values)`, []string{"layers.3.keys.0", "layers.3.values.0", "layers.4.keys.0", "layers.4.values.0"}, "4", []string{"layers.4.keys.0", "layers.4.values.0"}, 1},
+		{"number after", `^(k)`, `^(v)`, []string{"k.0", "v.0", "k.1", "v.1"}, "0", []string{"k.0", "v.0"}, 1},
+		{"default", "", "", []string{"model.layers.10.self_attn.k", "model.layers.10.self_attn.v", "model.layers.2.self_attn.keys", "model.layers.2.self_attn.values"}, "10", []string{"model.layers.10.self_attn.k", "model.layers.10.self_attn.v"}, 1},
+		{"first submatch", `^(k)\.(\d+)$`, `^(v)\.(\d+)$`, []string{"k.0", "v.0", "k.1", "v.1"}, "1", []string{"k.1", "v.1"}, 1},
+		{"submatch that takes no part", `^(x)?k`, `^(x)?v`, []string{"k.0", "v.0", "k.1", "v.1"}, "1", []string{"k.1", "v.1"}, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var tensors []tensor
+			for i, name := range test.tensors {
+				tensors = append(tensors, f32(name, []int{1, 32}, func(j int) float32 { return float32(i + j) }))
+			}
+			o := options()
+			if test.keys != "" {
+				o.KeyNames, o.ValueNames = re(test.keys), re(test.values)
+			}
+			o.Skip, _ = ParseLayers(test.layers)
+			snap, err := encode(t, file(t, nil, tensors...), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := open(snap)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(s.Raw(), test.skipped) || len(s.Layers()) != test.rest {
+				t.Errorf("raw %v, want %v; %d layers, want %d", s.Raw(), test.skipped, len(s.Layers()), test.rest)
+			}
+			f, err := decode(t, snap, DecodeOptions{Layers: o.Skip})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, in := range f.Tensors() {
+				names = append(names, in.Name)
+			}
+			if !slices.Equal(names, test.skipped) {
+				t.Errorf("layer %s restored %v, want %v", test.layers, names, test.skipped)
+			}
+			// Every packed layer alone.
+			for _, l := range s.Layers() {
+				n, ok := layerNumber(shared(l.Keys.Name, l.Values.Name))
+				if !ok {
+					t.Fatalf("%s has no number", l.Keys.Name)
+				}
+				f, err := decode(t, snap, DecodeOptions{Layers: LayerSet{n: true}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, ok := f.Lookup(l.Values.Name); !ok || len(f.Tensors()) != 2 {
+					t.Errorf("layer %d restored %v", n, f.Tensors())
+				}
+			}
+		})
+	}
+}
+
+// TestSizes compares Sizes with what the file holds.
+func TestSizes(t *testing.T) {
+	for _, scales := range []codec.DType{codec.F32, codec.F16, codec.BF16} {
+		for _, group := range []int{32, 64} {
+			o := options()
+			o.Params.ScaleType, o.Params.Group = scales, group
+			src := file(t, nil, f32("k", []int{3, 2, 64}, wave), f32("v", []int{3, 2, 128}, wave))
+			snap, err := encode(t, src, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := open(snap)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := safetensors.NewFile(bytes.NewReader(snap), int64(len(snap)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want int64
+			for _, in := range f.Tensors() {
+				want += in.Size
+			}
+			packed, source, err := s.Sizes(0)
+			if err != nil || packed != want || source != 6*(64+128)*4 {
+				t.Errorf("scales %v, group %d: packed %d, want %d; source %d; %v", scales, group, packed, want, source, err)
+			}
+		}
+	}
+}
+
+// failing fails to read the bytes from from to to.
+type failing struct {
+	io.ReaderAt
+	from, to int64
+}
+
+var errRead = errors.New("bad sector")
+
+func (r failing) ReadAt(p []byte, off int64) (int, error) {
+	if off < r.to && r.from < off+int64(len(p)) {
+		return 0, errRead
+	}
+	return r.ReaderAt.ReadAt(p, off)
+}
+
+// TestFailingReads fails the read of every stored tensor in turn.
+func TestFailingReads(t *testing.T) {
+	src := file(t, nil, f32("k", []int{4, 32}, wave), f32("v", []int{4, 32}, wave), f32("x", []int{3}, wave))
+	snap, err := encode(t, src, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	each := func(b []byte, f func(name string, r io.ReaderAt)) {
+		in, err := safetensors.NewFile(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range in.Tensors() {
+			f(x.Name, failing{bytes.NewReader(b), x.Offset, x.Offset + x.Size})
+		}
+	}
+	n := 0
+	each(src, func(name string, r io.ReaderAt) {
+		n++
+		if _, err := Encode(t.Context(), new(memory), r, int64(len(src)), options()); !errors.Is(err, errRead) || !strings.Contains(err.Error(), name) {
+			t.Errorf("encoding, %s: %v", name, err)
+		}
+	})
+	each(snap, func(name string, r io.ReaderAt) {
+		n++
+		s, err := Open(r, int64(len(snap)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Decode(t.Context(), new(memory), DecodeOptions{Backend: ref.New()}); !errors.Is(err, errRead) || !strings.Contains(err.Error(), name) {
+			t.Errorf("decoding, %s: %v", name, err)
+		}
+		if k, v, err := s.Read(0); (name != "x") != errors.Is(err, errRead) || err != nil && (k.Codes != nil || v.Codes != nil) {
+			t.Errorf("Read, %s: %v", name, err)
+		}
+	})
+	if n != 3+6 {
+		t.Errorf("%d tensors", n)
+	}
+}
+
+// TestCancel ends the context at every report of progress in turn: Encode and
+// Decode return its cause.
+func TestCancel(t *testing.T) {
+	src := file(t, nil, f32("k", []int{4, 32}, wave), f32("v", []int{4, 32}, wave), f32("x", []int{3}, wave))
+	snap, err := encode(t, src, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := open(snap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := errors.New("stop")
+	for name, run := range map[string]func(ctx context.Context, progress func(_, _ int64)) error{
+		"encode": func(ctx context.Context, progress func(_, _ int64)) error {
+			o := options()
+			o.Progress = progress
+			return second(Encode(ctx, new(memory), bytes.NewReader(src), int64(len(src)), o))
+		},
+		"decode": func(ctx context.Context, progress func(_, _ int64)) error {
+			return second(s.Decode(ctx, new(memory), DecodeOptions{Backend: ref.New(), Progress: progress}))
+		},
+	} {
+		for n := range 3 { // before the keys, the values, the raw tensor
+			ctx, cancel := context.WithCancelCause(t.Context())
+			left := n
+			if err := run(ctx, func(_, _ int64) {
+				if left--; left < 0 {
+					cancel(stop)
+				}
+			}); err != stop {
+				t.Errorf("%s, stopped at report %d: %v", name, n, err)
+			}
+		}
+	}
 }

@@ -2,18 +2,16 @@ package snapshot
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
-	"strings"
-	"sync"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/internal/parallel"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 )
 
@@ -26,10 +24,11 @@ var (
 
 // Summary says what Encode or Decode did.
 type Summary struct {
-	Layers      int   // packed or restored
-	Raw         int   // tensors copied as they were
-	SourceBytes int64 // of the layers' keys and values as they were before packing
-	PackedBytes int64 // of the same, packed
+	Layers      int    // packed or restored
+	Raw         int    // tensors copied as they were
+	SourceBytes int64  // of the layers' keys and values as they were before packing
+	PackedBytes int64  // of the same, packed
+	Saturated   uint64 // restored elements beyond f16's range, stored as ±65504
 }
 
 func (s *Summary) add(l Layer, p codec.KVParams) {
@@ -55,59 +54,83 @@ type EncodeOptions struct {
 }
 
 // Encode reads the safetensors file in the first size bytes of src and writes
-// a snapshot of it to dst. Tensors that are no keys or values, or are skipped,
-// are copied byte for byte; so is the metadata. Memory use does not grow with
-// the file.
+// a snapshot of it to dst. Tensors that are neither keys nor values, or are
+// skipped, are copied byte for byte; so is the metadata. What names, types,
+// shapes and parameters decide is checked before the first byte is written.
+//
+// Memory use does not grow with the file: each of the Calls of the backend's
+// Feed holds Bytes of the source, or one row if that is longer, and its packed
+// form. Once ctx is done, Encode returns its cause after the calls in progress.
 //
 // Errors are codec's, with the tensor's name and the element's index in it,
-// ErrPair, ErrNoTensor where nothing matches, or those of reading and writing.
-func Encode(dst io.WriterAt, src io.ReaderAt, size int64, o EncodeOptions) (Summary, error) {
+// ErrPair, ErrSource, ErrArgument, ErrNoTensor where nothing matches, or those
+// of reading and writing.
+func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o EncodeOptions) (Summary, error) {
+	if o.Backend == nil {
+		return Summary{}, fmt.Errorf("%w: no backend", ErrArgument)
+	}
 	f, err := safetensors.NewFile(src, size)
 	if err != nil {
 		return Summary{}, err
 	}
 	if f.Metadata()[formatKey] == formatName {
-		return Summary{}, errors.New("kvcache: the source is already a KV snapshot")
+		return Summary{}, fmt.Errorf("%w: it is a KV snapshot already", ErrSource)
+	}
+	for key := range f.Metadata() {
+		if reserved(key) {
+			return Summary{}, fmt.Errorf("%w: the metadata key %q is reserved for snapshots", ErrSource, key)
+		}
 	}
 	base := o.Params.WithDefaults()
-	d := description{
-		Group: base.Group, ScaleType: base.ScaleType.String(), Policy: base.Policy.String(), Scale: base.Scale.String(),
-		SignSeed: signSeed, Layers: []Layer{}, Raw: []string{},
+	bare := base
+	bare.HeadDim, bare.ValueHeadDim = 64, 64
+	if err := bare.Validate(); err != nil {
+		return Summary{}, err // of no tensor
 	}
-	var out []safetensors.Info
-	var codecs []codec.KV
-	var sum Summary
+	d := description{
+		Group: base.Group, ScaleType: base.ScaleType, Policy: base.Policy, Scale: base.Scale, SignSeed: signSeed,
+		Layers: []Layer{}, Raw: []string{},
+	}
 	layers, err := pairs(f, o)
 	if err != nil {
 		return Summary{}, err
 	}
-	packed := map[string]bool{}
+	t := newTranscoder(ctx, o.Backend, o.Progress)
+	var out []safetensors.Info
+	var sum Summary
+	partOf := map[string]string{} // the packed tensor that a name of the snapshot belongs to
 	for _, l := range layers {
 		l.Keys.Bits, l.Keys.Signed, l.Values.Bits = base.Keys.Bits(), base.Keys.Signed(), base.Values.Bits()
 		if err := l.checkPair(); err != nil {
-			return Summary{}, fmt.Errorf("kvcache: %w", err)
+			return Summary{}, err
 		}
 		p, err := l.params(base)
-		if err != nil {
-			return Summary{}, fmt.Errorf("kvcache: tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
+		if err == nil {
+			err = t.add(p)
 		}
-		kv, err := o.Backend.KV(p)
 		if err != nil {
-			return Summary{}, fmt.Errorf("kvcache: tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
+			return Summary{}, fmt.Errorf("tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
 		}
-		codecs = append(codecs, kv)
 		d.Layers = append(d.Layers, l)
-		out = append(out, l.Keys.stored(p, true)...)
-		out = append(out, l.Values.stored(p, false)...)
+		out = append(out, l.stored(p)...)
+		for _, h := range halves {
+			part := h.part(&l)
+			partOf[part.Name] = part.Name
+			for _, pl := range h.planes(p) {
+				partOf[part.Name+pl.suffix] = part.Name
+			}
+		}
 		sum.add(l, p)
-		packed[l.Keys.Name], packed[l.Values.Name] = true, true
 	}
-	var total int64
 	for _, in := range f.Tensors() {
-		total += in.Size
-		if !packed[in.Name] {
+		t.total += in.Size
+		switch of := partOf[in.Name]; of {
+		case in.Name:
+		case "":
 			d.Raw = append(d.Raw, in.Name)
 			out = append(out, in)
+		default:
+			return Summary{}, fmt.Errorf("%w: tensor %q has the name that a part of %q takes", ErrSource, in.Name, of)
 		}
 	}
 	meta, err := encodeDescription(f.Metadata(), d)
@@ -118,18 +141,16 @@ func Encode(dst io.WriterAt, src io.ReaderAt, size int64, o EncodeOptions) (Summ
 	if err != nil {
 		return Summary{}, err
 	}
-	p := &progress{report: o.Progress, total: total}
-	p.add(0)
-	for i, l := range d.Layers {
-		if err := encodePart(w, f, codecs[i], l.Keys, true, p); err != nil {
-			return Summary{}, err
-		}
-		if err := encodePart(w, f, codecs[i], l.Values, false, p); err != nil {
-			return Summary{}, err
+	t.report(0)
+	for i := range d.Layers {
+		for _, h := range halves {
+			if err := t.encode(w, f, t.codecs[i], h, *h.part(&d.Layers[i])); err != nil {
+				return Summary{}, err
+			}
 		}
 	}
 	for _, name := range d.Raw {
-		if err := copyTensor(w, f, name, p); err != nil {
+		if err := w.Copy(ctx, f, name, t.report); err != nil {
 			return Summary{}, err
 		}
 	}
@@ -149,18 +170,16 @@ func pairs(f *safetensors.File, o EncodeOptions) ([]Layer, error) {
 			continue
 		}
 		if k != nil && v != nil {
-			return nil, fmt.Errorf("kvcache: %w: tensor %q is matched as keys and as values", ErrPair, in.Name)
+			return nil, fmt.Errorf("%w: tensor %q is matched as keys and as values", ErrPair, in.Name)
 		}
-		if n, ok := layerNumber(in.Name); ok {
+		before, after := cut(in.Name, cmp.Or(submatch(k), submatch(v)))
+		if n, ok := layerNumber(before, after); ok {
 			seen[n] = true
 			if o.Skip.Has(n) {
 				continue
 			}
 		}
-		rest := cut(in.Name, k)
-		if v != nil {
-			rest = cut(in.Name, v)
-		}
+		rest := before + "\x00" + after
 		l := byRest[rest]
 		if l == nil {
 			l = new(Layer)
@@ -172,23 +191,23 @@ func pairs(f *safetensors.File, o EncodeOptions) ([]Layer, error) {
 			part = &l.Values
 		}
 		if part.Name != "" {
-			return nil, fmt.Errorf("kvcache: %w: tensors %q and %q are both named for one layer", ErrPair, part.Name, in.Name)
+			return nil, fmt.Errorf("%w: tensors %q and %q are both named for one layer", ErrPair, part.Name, in.Name)
 		}
-		*part = Part{Name: in.Name, DType: string(in.DType), Shape: in.Shape}
+		*part = Part{Name: in.Name, DType: string(in.DType), Shape: slices.Clone(in.Shape)}
 	}
 	if err := o.Skip.allIn(seen); err != nil {
 		return nil, err
 	}
 	if len(layers) == 0 {
-		return nil, fmt.Errorf("kvcache: %w: no name matches %v or %v%s", ErrNoTensor, keyNames, valueNames, skipped(seen))
+		return nil, fmt.Errorf("%w: no name matches %v or %v%s", ErrNoTensor, keyNames, valueNames, skipped(seen))
 	}
 	result := make([]Layer, len(layers))
 	for i, l := range layers {
 		if l.Keys.Name == "" {
-			return nil, fmt.Errorf("kvcache: %w: values %q have no keys", ErrPair, l.Values.Name)
+			return nil, fmt.Errorf("%w: values %q have no keys", ErrPair, l.Values.Name)
 		}
 		if l.Values.Name == "" {
-			return nil, fmt.Errorf("kvcache: %w: keys %q have no values", ErrPair, l.Keys.Name)
+			return nil, fmt.Errorf("%w: keys %q have no values", ErrPair, l.Keys.Name)
 		}
 		result[i] = *l
 	}
@@ -202,17 +221,6 @@ func skipped(seen map[int]bool) string {
 	return ""
 }
 
-// cut removes the first submatch, or the match, from a name.
-func cut(name string, m []int) string {
-	if m == nil {
-		return ""
-	}
-	if len(m) >= 4 && m[2] >= 0 {
-		m = m[2:]
-	}
-	return name[:m[0]] + "\x00" + name[m[1]:]
-}
-
 // DecodeOptions says what Decode restores and how.
 type DecodeOptions struct {
 	Backend  codec.Backend           // required
@@ -222,69 +230,98 @@ type DecodeOptions struct {
 }
 
 // Decode writes the tensors of the snapshot to dst, a safetensors file, under
-// the names and shapes that they had. Memory use does not grow with the file.
-func (s *Snapshot) Decode(dst io.WriterAt, o DecodeOptions) (Summary, error) {
+// the names and shapes that they had. Memory and ctx are as in Encode; errors
+// are ErrArgument, ErrNoTensor for a layer that does not exist, codec's, or
+// those of reading and writing.
+func (s *Snapshot) Decode(ctx context.Context, dst io.WriterAt, o DecodeOptions) (Summary, error) {
+	switch {
+	case o.Backend == nil:
+		return Summary{}, fmt.Errorf("%w: no backend", ErrArgument)
+	case s.file == nil:
+		return Summary{}, fmt.Errorf("%w: the snapshot was not opened", ErrArgument)
+	case o.DType != 0 && o.DType.Size() == 0:
+		return Summary{}, fmt.Errorf("%w: element type %v", ErrArgument, o.DType)
+	}
+	t := newTranscoder(ctx, o.Backend, o.Progress)
 	var out []safetensors.Info
-	var layers []int
-	var codecs []codec.KV
+	var layers []Layer
 	var raw []string
-	seen := map[int]bool{}
 	var sum Summary
-	wanted := func(name string) bool {
-		n, ok := layerNumber(name)
-		if ok {
-			seen[n] = true
-		}
-		return o.Layers == nil || ok && o.Layers.Has(n)
+	wanted, err := s.wanted(o.Layers)
+	if err != nil {
+		return Summary{}, err
 	}
 	for i, l := range s.desc.Layers {
-		if !wanted(l.Keys.Name) {
+		if !wanted[l.Keys.Name] {
 			continue
 		}
-		kv, err := o.Backend.KV(s.Params(i))
-		if err != nil {
-			return Summary{}, fmt.Errorf("kvcache: tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
+		p, err := s.Params(i)
+		if err == nil {
+			err = t.add(p)
 		}
-		sum.add(l, s.Params(i))
-		codecs, layers = append(codecs, kv), append(layers, i)
-		for _, p := range []Part{l.Keys, l.Values} {
-			out = append(out, safetensors.Info{Name: p.Name, DType: p.restored(o.DType), Shape: p.Shape})
+		if err != nil {
+			return Summary{}, fmt.Errorf("tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
+		}
+		sum.add(l, p)
+		layers = append(layers, l)
+		for _, h := range halves {
+			part := h.part(&l)
+			out = append(out, safetensors.Info{Name: part.Name, DType: part.restored(o.DType), Shape: part.Shape})
 		}
 	}
 	for _, name := range s.desc.Raw {
-		if wanted(name) {
+		if wanted[name] {
 			in, _ := s.file.Lookup(name)
 			out, raw = append(out, in), append(raw, name)
 		}
-	}
-	if err := o.Layers.allIn(seen); err != nil {
-		return Summary{}, err
 	}
 	w, err := safetensors.NewWriterAt(dst, s.Metadata(), out)
 	if err != nil {
 		return Summary{}, err
 	}
-	p := &progress{report: o.Progress}
 	for _, in := range w.Tensors() {
-		p.total += in.Size
+		t.total += in.Size
 	}
-	p.add(0)
-	for j, i := range layers {
-		l := s.desc.Layers[i]
-		if err := s.decodePart(w, codecs[j], l.Keys, true, o.DType, p); err != nil {
-			return Summary{}, err
-		}
-		if err := s.decodePart(w, codecs[j], l.Values, false, o.DType, p); err != nil {
-			return Summary{}, err
+	t.report(0)
+	for i := range layers {
+		for _, h := range halves {
+			if err := t.decode(w, s.file, t.codecs[i], h, *h.part(&layers[i]), o.DType); err != nil {
+				return Summary{}, err
+			}
 		}
 	}
 	for _, name := range raw {
-		if err := copyTensor(w, s.file, name, p); err != nil {
+		if err := w.Copy(ctx, s.file, name, t.report); err != nil {
 			return Summary{}, err
 		}
 	}
-	sum.Raw = len(raw)
+	sum.Raw, sum.Saturated = len(raw), t.saturated()
 	return sum, w.Close()
+}
+
+// wanted returns the names of keys and of raw tensors that are in the layers,
+// all of them if layers is nil.
+func (s *Snapshot) wanted(layers LayerSet) (map[string]bool, error) {
+	wanted := map[string]bool{}
+	seen := map[int]bool{}
+	note := func(name string, n int, ok bool) {
+		if ok {
+			seen[n] = true
+		}
+		wanted[name] = layers == nil || ok && layers.Has(n)
+	}
+	var place numberPlace
+	for _, l := range s.desc.Layers {
+		before, after := shared(l.Keys.Name, l.Values.Name)
+		n, ok := layerNumber(before, after)
+		place.learn(before)
+		note(l.Keys.Name, n, ok)
+	}
+	for _, name := range s.desc.Raw {
+		n, ok := place.number(name)
+		note(name, n, ok)
+	}
+	return wanted, layers.allIn(seen)
 }
 
 // restored returns the dtype that a part is restored in.
@@ -295,169 +332,154 @@ func (p Part) restored(d codec.DType) safetensors.DType {
 	return safetensors.DTypeOf(d)
 }
 
-// chunkBytes is about what one goroutine holds of a tensor at a time.
-const chunkBytes = 2 << 20
+// transcoder packs or restores tensors, a piece at a time.
+type transcoder struct {
+	ctx     context.Context
+	backend codec.Backend
+	codecs  []codec.KV // of each layer
+	made    map[codec.KVParams]codec.KV
 
-// progress counts bytes.
-type progress struct {
-	report      func(done, total int64)
+	progress    func(done, total int64)
 	done, total int64
 }
 
-func (p *progress) add(n int64) {
-	p.done += n
-	if p.report != nil {
-		p.report(p.done, p.total)
-	}
+func newTranscoder(ctx context.Context, b codec.Backend, progress func(done, total int64)) *transcoder {
+	return &transcoder{ctx: ctx, backend: b, made: map[codec.KVParams]codec.KV{}, progress: progress}
 }
 
-// inChunks calls work on runs of about chunkBytes of rows, several at a time,
-// each with a slot of its own, then done for each run in order. The error is
-// that of the first run that fails.
-func inChunks(rows, rowBytes int, work func(slot, first, n int) error, done func(slot, n int) error) error {
-	per := max(1, chunkBytes/rowBytes)
-	slots := runtime.GOMAXPROCS(0)
-	errs := make([]error, slots)
-	for first := 0; first < rows; {
-		var wg sync.WaitGroup
-		var sizes []int
-		for slot := 0; slot < slots && first < rows; slot++ {
-			from, n := first, min(per, rows-first)
-			wg.Go(func() { errs[slot] = work(slot, from, n) })
-			sizes = append(sizes, n)
-			first += n
+// add gets the codec of the next layer.
+func (t *transcoder) add(p codec.KVParams) error {
+	kv, ok := t.made[p]
+	if !ok {
+		var err error
+		if kv, err = t.backend.KV(p); err != nil {
+			return err
 		}
-		wg.Wait()
-		for slot, n := range sizes {
-			if errs[slot] != nil {
-				return errs[slot]
-			}
-			if err := done(slot, n); err != nil {
-				return err
-			}
-		}
+		t.made[p] = kv
 	}
+	t.codecs = append(t.codecs, kv)
 	return nil
 }
 
-// encodePart packs one tensor of f into its tensors of w.
-func encodePart(w *safetensors.Writer, f *safetensors.File, kv codec.KV, part Part, keys bool, p *progress) error {
+func (t *transcoder) saturated() (n uint64) {
+	for _, kv := range t.made {
+		n += kv.Saturated()
+	}
+	return n
+}
+
+// report notes n more bytes.
+func (t *transcoder) report(n int64) {
+	t.done += n
+	if t.progress != nil {
+		t.progress(t.done, t.total)
+	}
+}
+
+// encode packs one tensor of f into its planes in w.
+func (t *transcoder) encode(w *safetensors.Writer, f *safetensors.File, kv codec.KV, h half, part Part) error {
 	d, err := part.dtype()
 	if err != nil {
 		return err
 	}
-	src, err := f.Reader(part.Name)
-	if err != nil {
-		return err
-	}
-	suffixes := []string{".scales", ".zeros", ".codes"}
-	if !keys {
-		suffixes = []string{".scales", ".codes"}
-	}
-	dst, err := tensorWriters(w, part.Name, suffixes)
-	if err != nil {
-		return err
+	planes := h.planes(kv.Params())
+	dst := make([]*safetensors.TensorWriter, len(planes))
+	for i, pl := range planes {
+		if dst[i], err = w.Tensor(part.Name + pl.suffix); err != nil {
+			return err
+		}
 	}
 	dim, rowBytes := part.dim(), part.dim()*d.Size()
 	type slot struct {
 		in     []byte
-		keys   codec.Keys
-		values codec.Values
+		x      rows
+		planes [][]byte
 	}
-	slots := make([]slot, runtime.GOMAXPROCS(0))
-	return inChunks(part.rows(), rowBytes, func(i, first, n int) error {
-		s := &slots[i]
+	slots := make([]slot, t.calls())
+	return inPieces(t, part.rows(), rowBytes, slots, func(s *slot, first, n int) error {
 		s.in = sized(s.in, n*rowBytes)
-		if err := readAt(src, s.in, int64(first)*int64(rowBytes), part.Name); err != nil {
+		if err := f.ReadPart(s.in, part.Name, int64(first)*int64(rowBytes)); err != nil {
 			return err
 		}
-		x := codec.Tensor{DType: d, Shape: []int{n, dim}, Data: s.in}
 		var err error
-		if keys {
-			err = kv.EncodeKeys(&s.keys, x)
-		} else {
-			err = kv.EncodeValues(&s.values, x)
-		}
+		s.planes, err = h.encode(kv, &s.x, codec.Tensor{DType: d, Shape: []int{n, dim}, Data: s.in})
 		return placed(err, part.Name, first*dim)
-	}, func(i, n int) error {
-		s := &slots[i]
-		parts := [][]byte{s.keys.Scales, s.keys.Zeros, s.keys.Codes}
-		if !keys {
-			parts = [][]byte{s.values.Scales, s.values.Codes}
-		}
-		for j, b := range parts {
+	}, func(s *slot, n int) error {
+		for j, b := range s.planes {
 			if _, err := dst[j].Write(b); err != nil {
 				return err
 			}
 		}
-		p.add(int64(n) * int64(rowBytes))
+		t.report(int64(n) * int64(rowBytes))
 		return nil
 	})
 }
 
-// decodePart restores one tensor of the snapshot into w.
-func (s *Snapshot) decodePart(w *safetensors.Writer, kv codec.KV, part Part, keys bool, dt codec.DType, p *progress) error {
+// decode restores one tensor of the snapshot in f into w.
+func (t *transcoder) decode(w *safetensors.Writer, f *safetensors.File, kv codec.KV, h half, part Part, dt codec.DType) error {
 	dst, err := w.Tensor(part.Name)
 	if err != nil {
 		return err
 	}
-	d, err := floatType(part.restored(dt))
-	if err != nil {
-		return err
-	}
-	params := kv.Params()
-	codesLen, scalesLen := params.KeyRowLen()
-	suffixes, lens := []string{".codes", ".scales", ".zeros"}, []int{codesLen, scalesLen, scalesLen}
-	if !keys {
-		codesLen, scalesLen = params.ValueRowLen()
-		suffixes, lens = []string{".codes", ".scales"}, []int{codesLen, scalesLen}
-	}
-	var src []*io.SectionReader
-	for _, suffix := range suffixes {
-		r, err := s.file.Reader(part.Name + suffix)
-		if err != nil {
+	d := dt
+	if d == 0 {
+		if d, err = part.dtype(); err != nil {
 			return err
 		}
-		src = append(src, r)
 	}
+	planes := h.planes(kv.Params())
 	dim, rowBytes := part.dim(), part.dim()*d.Size()
 	type slot struct {
-		in  [3][]byte
-		out []byte
+		planes [][]byte
+		x      rows
+		out    []byte
 	}
-	slots := make([]slot, runtime.GOMAXPROCS(0))
-	return inChunks(part.rows(), rowBytes, func(i, first, n int) error {
-		s := &slots[i]
-		for j, r := range src {
-			s.in[j] = sized(s.in[j], n*lens[j])
-			if err := readAt(r, s.in[j], int64(first)*int64(lens[j]), part.Name+suffixes[j]); err != nil {
+	slots := make([]slot, t.calls())
+	for i := range slots {
+		slots[i].planes = make([][]byte, len(planes))
+	}
+	return inPieces(t, part.rows(), rowBytes, slots, func(s *slot, first, n int) error {
+		for j, pl := range planes {
+			s.planes[j] = sized(s.planes[j], n*pl.rowBytes())
+			if err := f.ReadPart(s.planes[j], part.Name+pl.suffix, int64(first)*int64(pl.rowBytes())); err != nil {
 				return err
 			}
 		}
 		s.out = sized(s.out, n*rowBytes)
 		shape := []int{n, dim}
-		x := codec.Tensor{DType: d, Shape: shape, Data: s.out}
-		var err error
-		if keys {
-			err = kv.DecodeKeys(x, codec.Keys{Shape: shape, Codes: s.in[0], Scales: s.in[1], Zeros: s.in[2]})
-		} else {
-			err = kv.DecodeValues(x, codec.Values{Shape: shape, Codes: s.in[0], Scales: s.in[1]})
-		}
-		return placed(err, part.Name, first*dim)
-	}, func(i, n int) error {
-		if _, err := dst.Write(slots[i].out); err != nil {
+		h.set(&s.x, shape, s.planes)
+		return placed(h.decode(kv, codec.Tensor{DType: d, Shape: shape, Data: s.out}, &s.x), part.Name, first*dim)
+	}, func(s *slot, n int) error {
+		if _, err := dst.Write(s.out); err != nil {
 			return err
 		}
-		p.add(int64(len(slots[i].out)))
+		t.report(int64(n) * int64(rowBytes))
 		return nil
 	})
+}
+
+func (t *transcoder) calls() int { return max(1, t.backend.Feed().Calls) }
+
+// inPieces calls work on runs of rows as the backend's Feed asks for, several
+// at a time, each with a slot of its own, then done for each run in order. The
+// error is that of the first run that fails, or the context's cause.
+func inPieces[S any](t *transcoder, rows, rowBytes int, slots []S, work func(s *S, first, n int) error, done func(s *S, n int) error) error {
+	per := max(1, t.backend.Feed().Bytes/rowBytes)
+	count := func(i int) int { return min(per, rows-i*per) }
+	err := parallel.Ordered(t.ctx, slots, parallel.Range((rows+per-1)/per),
+		func(_ context.Context, s *S, i int) error { return work(s, i*per, count(i)) },
+		func(_ context.Context, s *S, i int) error { return done(s, count(i)) })
+	if err != nil && err == t.ctx.Err() {
+		return context.Cause(t.ctx)
+	}
+	return err
 }
 
 // placed puts the tensor's own name into a codec's error, and the element's
 // index in the whole tensor.
 func placed(err error, name string, base int) error {
-	var e *codec.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*codec.Error](err)
+	if !ok {
 		return err
 	}
 	at := *e
@@ -468,98 +490,9 @@ func placed(err error, name string, base int) error {
 	return &at
 }
 
-func tensorWriters(w *safetensors.Writer, name string, suffixes []string) ([]io.Writer, error) {
-	var result []io.Writer
-	for _, suffix := range suffixes {
-		t, err := w.Tensor(name + suffix)
-		if err != nil {
-			return nil, err
-		}
-		result = append(result, t)
-	}
-	return result, nil
-}
-
-func copyTensor(w *safetensors.Writer, f *safetensors.File, name string, p *progress) error {
-	r, err := f.Reader(name)
-	if err != nil {
-		return err
-	}
-	t, err := w.Tensor(name)
-	if err != nil {
-		return err
-	}
-	for {
-		n, err := io.CopyN(t, r, chunkBytes)
-		p.add(n)
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// readAt fills b from offset off of a tensor.
-func readAt(r io.ReaderAt, b []byte, off int64, name string) error {
-	n, err := r.ReadAt(b, off)
-	if n == len(b) {
-		return nil
-	}
-	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
-	}
-	return &safetensors.Error{Tensor: name, Err: err}
-}
-
 func sized(b []byte, n int) []byte {
 	if cap(b) < n {
 		return make([]byte, n)
 	}
 	return b[:n]
-}
-
-// LayerSet is a set of layer numbers. The layer of a tensor is the last number
-// among the dot-separated parts of its name.
-type LayerSet map[int]bool
-
-// maxLayer bounds the numbers of a LayerSet.
-const maxLayer = 1 << 16
-
-// ParseLayers reads a list of numbers and ranges such as "0,2,5-7". The set of
-// "" is nil.
-func ParseLayers(list string) (LayerSet, error) {
-	if list == "" {
-		return nil, nil
-	}
-	set := LayerSet{}
-	for part := range strings.SplitSeq(list, ",") {
-		lo, hi, isRange := strings.Cut(part, "-")
-		if !isRange {
-			hi = lo
-		}
-		a, errA := strconv.Atoi(lo)
-		b, errB := strconv.Atoi(hi)
-		if err := errors.Join(errA, errB); err != nil || a < 0 || b < a || b > maxLayer {
-			return nil, fmt.Errorf("kvcache: layer list %q: %q is no number or range within 0-%d", list, part, maxLayer)
-		}
-		for n := a; n <= b; n++ {
-			set[n] = true
-		}
-	}
-	return set, nil
-}
-
-// Has reports whether layer n is in the set.
-func (s LayerSet) Has(n int) bool { return s[n] }
-
-// allIn returns an error that names the first layer of the set not in seen.
-func (s LayerSet) allIn(seen map[int]bool) error {
-	for _, n := range slices.Sorted(maps.Keys(s)) {
-		if !seen[n] {
-			return fmt.Errorf("kvcache: %w: there is no layer %d", ErrNoTensor, n)
-		}
-	}
-	return nil
 }
