@@ -145,7 +145,7 @@ class Cases:
                     layer[part]["signed"] = True
             layers.append(layer)
         layers[0]["values"]["signed"] = None
-        layers[1]["values"]["signed"] = True
+        layers[1]["values"]["signed"] = False
         tensors["other"] = "BOOL", [], b"\1"
         kv = {"group": group, "scale_type": scale_type, "policy": policy, "scale": "rms", "sign_seed": 42,
               "layers": layers, "raw": ["other"]}
@@ -211,6 +211,7 @@ class Cases:
             change(*keys, "dtype", to="F64"), change(*keys, "dtype", to="BF16"), change(*keys, "shape", to=[2, 3]),
             change(*keys, "shape", to=[128]), change(*keys, "shape", to=[2, -3, 128]), change(*keys, "shape", to=[2**57, 2, 128]),
             change(*keys, "bits", to=6), change(*keys, "bits", to=None), change(*keys, "signed", to=True), change(*keys, "signed", to=1),
+            change("layers", 3, "values", "signed", to=True),
             change(*keys, "Bits", to=4), change("layers", 3, "values", "shape", to=[2, 3, 100]),
             change("layers", 3, "values", "name", to="layers.2.values"), change("layers", 3, to=kv["layers"][2]),
             drop, spare, retyped, reshaped, text(lambda s: s + "{}"), text(lambda s: s[:-1]), text(lambda s: s.replace('"group"', '"Group"')),

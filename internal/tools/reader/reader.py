@@ -307,8 +307,8 @@ class Snapshot:
         need(integers(p["shape"]) and len(p["shape"]) >= 2, "shape")
         need(p["signed"] is None or type(p["signed"]) is bool, "signed")
         need(integer(p["bits"]) and p["bits"] in (2, 3, 4, 5, 8), "bits")
-        p["keys"], p["signed"] = keys, keys and bool(p["signed"])
-        need(not p["signed"] or p["bits"] == 8, "signed")
+        p["keys"], p["signed"] = keys, bool(p["signed"])
+        need(not p["signed"] or keys and p["bits"] == 8, "signed")
         product, d = 1, p["shape"][-1]
         for n in p["shape"]:
             product *= n or 1
