@@ -12,12 +12,12 @@ import (
 // readers names, for each kind of file in Dir, the tests that read it. A file
 // that nothing reads is a failure, so whoever adds one adds its test here.
 var readers = []struct{ pattern, tests string }{
-	{"kv/*.safetensors", "codec/ref.TestVectors codec/gpu.TestVectors affine.TestKeyVector"},
+	{"kv/*.safetensors", "codec/ref.TestVectors codec/cpu.TestVectors codec/gpu.TestVectors affine.TestKeyVector"},
 	{"kv/notes.json", "hadamard.TestSignsVector"},
 	{"trellis/codes.safetensors", "trellis.TestVectorCodes"},
-	{"trellis/encode.safetensors", "codec/ref.TestVectors codec/gpu.TestVectors trellis.TestVectorEncode"},
-	{"trellis/pack.safetensors", "codec/ref.TestVectors codec/gpu.TestVectors trellis.TestVectorPack trellis.TestVectorInterleave"},
-	{"trellis/rows.safetensors", "codec/ref.TestVectors codec/gpu.TestVectors trellis.TestVectorRows"},
+	{"trellis/encode.safetensors", "codec/ref.TestVectors codec/cpu.TestVectors codec/gpu.TestVectors trellis.TestVectorEncode"},
+	{"trellis/pack.safetensors", "codec/ref.TestVectors codec/cpu.TestVectors codec/gpu.TestVectors trellis.TestVectorPack trellis.TestVectorInterleave"},
+	{"trellis/rows.safetensors", "codec/ref.TestVectors codec/cpu.TestVectors codec/gpu.TestVectors trellis.TestVectorRows"},
 	{"hadamard.safetensors", "hadamard.TestTransformVector hadamard.TestMatrixVector"},
 	{"affine_mlx.safetensors", "affine.TestRowVector"},
 	{"kv_minilm.safetensors", "kvcache/snapshot.TestRealCache"},
