@@ -35,7 +35,8 @@ var canaryProbes = [canaryWords]struct {
 }
 
 // canaryTriples are the operands: chosen ones, then a fixed pseudo-random rest. No operand and
-// no f32 result is subnormal, so that a device that flushes them has the same answers.
+// no answer is a subnormal f32, and a product that is one disappears in its sum, so that a device
+// that flushes them has the same answers.
 func canaryTriples() [canaryCount][3]float32 {
 	t := [canaryCount][3]float32{
 		{1, 1, 0x1.8p-24},                          // rounds up, then to even
@@ -48,6 +49,12 @@ func canaryTriples() [canaryCount][3]float32 {
 		{0x1p-24, 3, 1}, {0x1p-25, 3, 1}, {0x1.8p-25, 3, 1}, {0x1.8p-24, 3, 1}, {-0x1.4p-23, 3, 1}, {0x1p-14 - 0x1p-25, 3, 1}, // f16 subnormals
 		{math.Float32frombits(0x3f800001), 3, 1}, {math.Float32frombits(0x3f8003ff), 3, 1}, {math.Float32frombits(0x3f808001), 3, 1}, // from f16 subnormals
 		{math.Float32frombits(0x3f807bff), 3, 1}, {math.Float32frombits(0x3f80fc00), 3, 1},
+		// Behind the 32 that the tree adds: quotients and roots at the ends of the range, where a
+		// reciprocal would be subnormal, and roots beside exact ones.
+		32: {0x1.fffffep127, 0x1.8p126, 1}, {2, 0x1.fffffep126, 1}, {0x1.234568p1, 0x1.1p127, 1}, {-0x1.8p127, 0x1.000002p126, 1},
+		{0x1.23p-126, 0.75, 1}, {0x1.000002p-126, 0x1.000002p-1, 1}, {0x1.8p-100, 0x1.8p-120, 1}, {0x1p127, 0x1p-1, 1},
+		{0x1p-126, 0.5, 1}, {0x1p126, 2, 1}, {0x1.fffffcp-126, 0.5, 1},
+		{9, 3, 1}, {math.Float32frombits(0x41100001), 3, 1}, {math.Float32frombits(0x410fffff), 3, 1},
 	}
 	x := uint64(42)
 	next := func() float32 {

@@ -150,15 +150,21 @@ static inline uint trellis_best_state(Metrics g, uint states, uint low_mask, uin
     return at;
 }
 
-// Follows the back-pointers from the last position to `to`, one thread.
-static inline void trellis_trace(const device uchar* back, device uint* states, uint groups, uint k, uint steps, uint to, uint state) {
+// Follows the back-pointers from the last position to `to`. The lanes of one SIMD-group all do it and
+// the first of them stores: Apple compilers have been seen to drop what follows a barrier behind
+// a long branch of a single thread.
+static inline void trellis_trace(const device uchar* back, device uint* states, uint groups, uint k, uint steps, uint to, uint state, bool store) {
     uint t = steps - 1u;
-    states[t] = state;
+    if (store) {
+        states[t] = state;
+    }
     while (t > to) {
         const uint j = state >> k;
         state = j + uint(back[ulong(t) * groups + j]) * groups;
         t -= 1u;
-        states[t] = state;
+        if (store) {
+            states[t] = state;
+        }
     }
 }
 
@@ -392,8 +398,8 @@ static inline void trellis_encode_block(const device uchar* w, const device usho
             trellis_pass(s.states, a, pass, p);
             const uint last = trellis_forward<K, Q, I>(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, metrics, thread_index, threads, lane);
             threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-            if (thread_index == 0) {
-                trellis_trace(s.back, s.states, (1u << a.state_bits) >> K, K, a.block, p.to, last);
+            if (thread_index < 32) {
+                trellis_trace(s.back, s.states, (1u << a.state_bits) >> K, K, a.block, p.to, last, thread_index == 0);
             }
             threadgroup_barrier(mem_flags::mem_device);
         }
@@ -420,8 +426,8 @@ static inline void trellis_encode_general(const device uchar* w, const device us
                 last = trellis_forward_any(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, memory + 64, memory + 64 + count, (threadgroup uint*)memory, thread_index, threads, lane);
             }
             threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-            if (thread_index == 0) {
-                trellis_trace(s.back, s.states, count >> a.bits, a.bits, a.block, p.to, last);
+            if (thread_index < 32) {
+                trellis_trace(s.back, s.states, count >> a.bits, a.bits, a.block, p.to, last, thread_index == 0);
             }
             threadgroup_barrier(mem_flags::mem_device);
         }
