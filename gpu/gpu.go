@@ -48,7 +48,8 @@ type Device interface {
 	// Run executes the dispatches in order, as one command buffer, and waits for it. Each dispatch
 	// sees what the earlier ones wrote. The duration is the device's own (GPU end less GPU start).
 	// A list that is empty, or whose dispatches all have a zero in Groups, is no work. On error the
-	// contents of every buffer that the list could write are undefined; the device stays usable.
+	// contents of every buffer that the list could write are undefined. The device stays usable
+	// unless the error is ErrLost.
 	Run(list ...Dispatch) (time.Duration, error)
 
 	// Close waits for the Runs in progress and releases the device with all that came from it. A
@@ -84,6 +85,10 @@ type Info struct {
 type Options struct {
 	Name       string // the device of this name, if not empty
 	RegistryID uint64 // the device with this registry id, if not zero
+
+	// Timeout is how long Run waits for an answer before it gives the device up as lost, five minutes
+	// if zero. Systems end command buffers of a few seconds, so only a hang takes longer.
+	Timeout time.Duration
 
 	// Prebuilt, if not empty, is a folder of libraries compiled ahead of time. NewLibrary without
 	// FastMath loads the one that PrebuiltName names, if it is there, instead of compiling.

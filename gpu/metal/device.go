@@ -7,11 +7,13 @@
 package metal
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -33,7 +35,10 @@ func open(s mtl.Sender, driver string, o gpu.Options) (gpu.Device, error) {
 			err = &gpu.Error{Op: "open", Err: gpu.ErrUnavailable, Detail: info.Name + " gives no command queue"}
 			return false
 		}
-		d = &device{s: s, device: m, queue: queue, info: info, prebuilt: o.Prebuilt, live: map[*object]struct{}{}}
+		d = &device{s: s, device: m, queue: queue, info: info, prebuilt: o.Prebuilt, timeout: o.Timeout, live: map[*object]struct{}{}}
+		if d.timeout <= 0 {
+			d.timeout = defaultTimeout
+		}
 		return true
 	})
 	if d == nil {
@@ -109,17 +114,21 @@ func describe(m mtl.Device, driver string) gpu.Info {
 	}
 }
 
+const defaultTimeout = 5 * time.Minute // gpu.Options
+
 type device struct {
 	s      mtl.Sender
 	device mtl.Device
-	queue  mtl.CommandQueue
 	info   gpu.Info
 
-	prebuilt string // gpu.Options
+	prebuilt string        // gpu.Options
+	timeout  time.Duration // gpu.Options
 
-	// mu is held for reading by every call that uses device or queue, and for writing by Close.
+	// mu is held for reading by every call that uses device or queue, and for writing by Close and Reset.
 	mu     sync.RWMutex
 	closed bool
+	queue  mtl.CommandQueue
+	lost   atomic.Bool // from ErrLost to Reset
 
 	liveMu sync.Mutex
 	live   map[*object]struct{} // what Close has to release
@@ -130,11 +139,15 @@ func (d *device) Info() gpu.Info { return d.info }
 // enter begins a call; leave with d.mu.RUnlock unless it fails.
 func (d *device) enter(op string) error {
 	d.mu.RLock()
-	if d.closed {
-		d.mu.RUnlock()
-		return &gpu.Error{Op: op, Err: gpu.ErrClosed}
+	err := gpu.ErrClosed
+	switch {
+	case !d.closed && !d.lost.Load():
+		return nil
+	case !d.closed:
+		err = gpu.ErrLost
 	}
-	return nil
+	d.mu.RUnlock()
+	return &gpu.Error{Op: op, Err: err}
 }
 
 func (d *device) NewBuffer(size int) (gpu.Buffer, error) {
@@ -170,8 +183,14 @@ func (d *device) NewBuffer(size int) (gpu.Buffer, error) {
 	return b, nil
 }
 
-// NewShared is NewBuffer: all buffers are in shared storage.
-func (d *device) NewShared(size int) (gpu.Buffer, error) { return d.NewBuffer(size) }
+// NewShared is NewBuffer, whose buffers are all in shared storage, but Reset keeps what it returns.
+func (d *device) NewShared(size int) (gpu.Buffer, error) {
+	b, err := d.NewBuffer(size)
+	if err == nil {
+		b.(*buffer).shared.Store(true)
+	}
+	return b, err
+}
 
 func (d *device) NewLibrary(source string, o gpu.CompileOptions) (gpu.Library, error) {
 	const op = "compile"
@@ -248,6 +267,48 @@ func (d *device) loadLibrary(path, kernel string) (gpu.Library, error) {
 	return l, nil
 }
 
+// Lost reports whether the device waits for Reset: it did not answer in time, or the system ignores what the
+// queue submits.
+func (d *device) Lost() bool { return d.lost.Load() }
+
+// Reset makes the queue anew and releases everything but buffers of NewShared.
+func (d *device) Reset() error {
+	const op = "reset"
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return &gpu.Error{Op: op, Err: gpu.ErrClosed}
+	}
+	d.releaseAll(true)
+	var err error
+	mtl.Pool(d.s, func() {
+		queue := d.device.NewCommandQueue()
+		if queue.IsNil() {
+			err = &gpu.Error{Op: op, Err: gpu.ErrLost, Detail: "the device gives no command queue"}
+			return
+		}
+		d.queue.Release()
+		d.queue = queue
+		d.lost.Store(false)
+	})
+	return err
+}
+
+// releaseAll releases every object, or all but shared buffers.
+func (d *device) releaseAll(keepShared bool) {
+	d.liveMu.Lock()
+	var rest []*object
+	for o := range d.live {
+		if !keepShared || !o.shared.Load() {
+			rest = append(rest, o)
+		}
+	}
+	d.liveMu.Unlock()
+	for _, o := range rest {
+		o.release()
+	}
+}
+
 // Run encodes, commits and waits.
 func (d *device) Run(list ...gpu.Dispatch) (time.Duration, error) {
 	const op = "run"
@@ -256,9 +317,15 @@ func (d *device) Run(list ...gpu.Dispatch) (time.Duration, error) {
 	}
 	defer d.mu.RUnlock()
 	var held []*object
-	defer func() {
+	drop := func() {
 		for _, o := range held {
 			o.drop()
+		}
+	}
+	running := false
+	defer func() {
+		if !running {
+			drop()
 		}
 	}()
 	var work []*gpu.Dispatch
@@ -278,10 +345,38 @@ func (d *device) Run(list ...gpu.Dispatch) (time.Duration, error) {
 	if len(work) == 0 {
 		return 0, nil
 	}
-	var spent time.Duration
-	var err error
-	mtl.Pool(d.s, func() { spent, err = d.run(work) })
-	return spent, err
+
+	// Metal has no wait with a limit, so it waits beside. When it is given up, the objects stay alive
+	// until it comes back, if ever: the kernels may still be running.
+	type outcome struct {
+		spent time.Duration
+		err   error
+	}
+	done := make(chan outcome, 1)
+	queue := d.queue
+	queue.Retain() // Reset may release it before run is back
+	running = true
+	go func() {
+		var o outcome
+		mtl.Pool(d.s, func() {
+			o.spent, o.err = run(queue, work)
+			queue.Release()
+		})
+		drop()
+		done <- o
+	}()
+	limit := time.NewTimer(d.timeout)
+	defer limit.Stop()
+	select {
+	case o := <-done:
+		if errors.Is(o.err, gpu.ErrLost) {
+			d.lost.Store(true)
+		}
+		return o.spent, o.err
+	case <-limit.C:
+		d.lost.Store(true)
+		return 0, &gpu.Error{Op: op, Kernel: kernels(work), Err: gpu.ErrLost, Detail: fmt.Sprintf("no answer in %v", d.timeout)}
+	}
 }
 
 // hold keeps the objects of x alive and appends them to held. It fails if one was released, or
@@ -311,9 +406,9 @@ func (d *device) hold(x *gpu.Dispatch, held []*object) ([]*object, error) {
 	return held, nil
 }
 
-func (d *device) run(work []*gpu.Dispatch) (time.Duration, error) {
+func run(queue mtl.CommandQueue, work []*gpu.Dispatch) (time.Duration, error) {
 	const op = "run"
-	commands := d.queue.CommandBuffer()
+	commands := queue.CommandBuffer()
 	if commands.IsNil() {
 		return 0, &gpu.Error{Op: op, Err: gpu.ErrFailed, Detail: "the queue gives no command buffer"}
 	}
@@ -369,10 +464,17 @@ func failure(op, kernel string, class error, e mtl.NSError) *gpu.Error {
 	out.Domain, out.Code, out.Detail = e.Domain(), e.Code(), e.LocalizedDescription()
 	if out.Domain == mtl.CommandBufferErrorDomain {
 		switch out.Code {
+		case mtl.CommandBufferErrorInternal:
+			// How macOS says that a buffer kept the screen waiting.
+			if strings.Contains(out.Detail, "0000000e") || strings.Contains(out.Detail, "ImpactingInteractivity") {
+				out.Err = gpu.ErrTimeout
+			}
 		case mtl.CommandBufferErrorTimeout:
 			out.Err = gpu.ErrTimeout
 		case mtl.CommandBufferErrorPageFault:
 			out.Err = gpu.ErrPageFault
+		case mtl.CommandBufferErrorAccessRevoked: // "Ignored (for causing prior/excessive GPU errors)"
+			out.Err = gpu.ErrLost
 		case mtl.CommandBufferErrorOutOfMemory:
 			out.Err = gpu.ErrOutOfMemory
 		}
@@ -387,15 +489,7 @@ func (d *device) Close() error {
 		return &gpu.Error{Op: "close", Err: gpu.ErrClosed}
 	}
 	d.closed = true
-	d.liveMu.Lock()
-	var rest []*object
-	for o := range d.live {
-		rest = append(rest, o)
-	}
-	d.liveMu.Unlock()
-	for _, o := range rest {
-		o.release()
-	}
+	d.releaseAll(false)
 	mtl.Pool(d.s, func() {
 		d.queue.Release()
 		d.device.Release()

@@ -448,6 +448,10 @@ func TestFaults(t *testing.T) {
 			gpu.Error{Op: "run", Kernel: "add", Err: gpu.ErrOutOfMemory, Domain: commands, Code: 8, Detail: "m"}},
 		{func() { r.Commit = &mtlfake.Fault{Domain: commands, Code: 1, Text: "i"} }, run,
 			gpu.Error{Op: "run", Kernel: "add", Err: gpu.ErrFailed, Domain: commands, Code: 1, Detail: "i"}},
+		{func() {
+			r.Commit = &mtlfake.Fault{Domain: commands, Code: 1, Text: "Internal Error (0000000e:Internal Error)"}
+		}, run,
+			gpu.Error{Op: "run", Kernel: "add", Err: gpu.ErrTimeout, Domain: commands, Code: 1, Detail: "Internal Error (0000000e:Internal Error)"}},
 		{func() { r.Commit = &mtlfake.Fault{Domain: "Other", Code: 8, Text: "o"} }, run,
 			gpu.Error{Op: "run", Kernel: "add", Err: gpu.ErrFailed, Domain: "Other", Code: 8, Detail: "o"}},
 		{func() { r.Commit = &mtlfake.Fault{} }, run, // status says error, and error is nil
@@ -471,6 +475,73 @@ func TestFaults(t *testing.T) {
 	}
 	d.Close()
 	checkLive(t, r)
+}
+
+// A device that the system ignores, or that does not answer, is lost until Reset, which keeps shared memory and
+// nothing else.
+func TestLost(t *testing.T) {
+	release := make(chan struct{})
+	for name, fail := range map[string]func(*mtlfake.Runtime){
+		"ignored": func(r *mtlfake.Runtime) {
+			r.Commit = &mtlfake.Fault{Domain: "MTLCommandBufferErrorDomain", Code: 4, Text: "Ignored (for causing prior/excessive GPU errors)"}
+		},
+		"silent": func(r *mtlfake.Runtime) { r.Wait = func() { <-release } },
+	} {
+		r := &mtlfake.Runtime{}
+		d := openFake(t, r)
+		add, b := pipelineOf(t, d, "add"), newBuffer(t, d, 8)
+		shared, err := d.NewShared(8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(shared.Bytes(), "abcdefgh")
+		fail(r)
+		if name == "silent" {
+			d.(*device).timeout = 20 * time.Millisecond
+		}
+		if _, err := d.Run(dispatch(add, 1, gpu.Binding{Buffer: b})); !errors.Is(err, gpu.ErrLost) {
+			t.Errorf("%s: %v", name, err)
+		}
+		_, err1 := d.Run(dispatch(add, 1, gpu.Binding{Buffer: b}))
+		_, err2 := d.NewBuffer(8)
+		for i, err := range []error{err1, err2, b.Upload(0, nil), shared.Download(0, nil)} {
+			if !errors.Is(err, gpu.ErrLost) {
+				t.Errorf("%s: %d: %v", name, i, err)
+			}
+		}
+		lost := d.(gpu.Resetter)
+		if !lost.Lost() {
+			t.Errorf("%s: not lost", name)
+		}
+		if name == "silent" { // it comes back late
+			d.(*device).timeout = time.Minute
+			close(release)
+		} else {
+			r.Commit = nil
+		}
+		if err := lost.Reset(); err != nil || lost.Lost() {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := d.Run(dispatch(add, 1, gpu.Binding{Buffer: shared})); !errors.Is(err, gpu.ErrReleased) {
+			t.Errorf("%s: a pipeline of before: %v", name, err)
+		}
+		if b.Bytes() != nil || string(shared.Bytes()) != "abcdefgh" {
+			t.Errorf("%s: buffers %q, %q", name, b.Bytes(), shared.Bytes())
+		}
+		if _, err := d.Run(dispatch(pipelineOf(t, d, "add"), 1, gpu.Binding{Buffer: shared})); err != nil {
+			t.Errorf("%s: after Reset: %v", name, err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+		for range 100 { // the run that was given up may still be on its way out
+			if len(r.Live()) == 0 {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		checkLive(t, r)
+	}
 }
 
 func TestConcurrent(t *testing.T) {

@@ -16,6 +16,7 @@ type object struct {
 	metal    mtl.Object
 	refs     atomic.Int32 // one for the holder until it releases, one for each call
 	released atomic.Bool  // the holder has released
+	shared   atomic.Bool  // a buffer of NewShared
 }
 
 func (o *object) init(d *device, m mtl.Object) {

@@ -206,10 +206,12 @@ func (c CommandBuffer) Status() uint { return c.s.Uint(c.id, commandBufferStatus
 //
 // Reference: https://developer.apple.com/documentation/metal/mtlcommandbuffererror
 const (
-	CommandBufferErrorDomain      = "MTLCommandBufferErrorDomain"
-	CommandBufferErrorTimeout     = 2
-	CommandBufferErrorPageFault   = 3
-	CommandBufferErrorOutOfMemory = 8
+	CommandBufferErrorDomain        = "MTLCommandBufferErrorDomain"
+	CommandBufferErrorInternal      = 1
+	CommandBufferErrorTimeout       = 2
+	CommandBufferErrorPageFault     = 3
+	CommandBufferErrorAccessRevoked = 4
+	CommandBufferErrorOutOfMemory   = 8
 )
 
 // Error is nil after success.

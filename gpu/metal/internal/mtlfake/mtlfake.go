@@ -39,6 +39,7 @@ type Runtime struct {
 	Compile         *Fault // what newLibraryWithSource and newLibraryWithURL answer
 	Pipeline        *Fault // what newComputePipelineState answers
 	Commit          *Fault // how command buffers end
+	Wait            func() // what waiting for one takes, if not nil
 
 	Options string           // how the last library was compiled
 	Loaded  string           // the path of the last library that was loaded
@@ -301,6 +302,11 @@ func (r *Runtime) Void(id mtl.ID, m mtl.Msg) {
 	case "waitUntilCompleted":
 		if !o.committed {
 			panic("mtlfake: wait before commit")
+		}
+		if r.Wait != nil {
+			r.mu.Unlock()
+			r.Wait()
+			r.mu.Lock()
 		}
 	default:
 		panic(unknown(m))
