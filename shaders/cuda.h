@@ -53,6 +53,9 @@ __device__ __forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads()
 
 enum memory_order { memory_order_relaxed };
 struct atomic_uint { uint value; };
+__device__ __forceinline__ uint atomic_fetch_add_explicit(atomic_uint* p, uint x, memory_order) {
+    return atomicAdd(&p->value, x);
+}
 __device__ __forceinline__ uint atomic_fetch_min_explicit(atomic_uint* p, uint x, memory_order) {
     return atomicMin(&p->value, x);
 }
