@@ -40,6 +40,13 @@ type Trellis interface {
 	// Decode writes f(state)·scale, rounded once to dst's type: rows first to
 	// first+n−1 of m, where dst has shape [n, In].
 	Decode(dst Tensor, m *trellis.Matrix, first int) error
+
+	// MatMul writes y = x·Wᵀ for x of shape [..., In] and y of shape
+	// [..., Out] of m, in the order of docs/numerics.md §7: it equals the
+	// product with the weights that Decode writes in the type of
+	// o.Weights. Any types go together. NaN and infinities propagate as
+	// IEEE 754 says.
+	MatMul(y, x Tensor, m *trellis.Matrix, o ProductOptions) error
 }
 
 // CheckMatrix reports whether m is a packed matrix with parameters p, as far

@@ -11,6 +11,7 @@ package driver
 import (
 	"context"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
@@ -73,4 +74,38 @@ type Trellis interface {
 	Encode(ctx context.Context, dst *trellis.Matrix, recon, x codec.Tensor) (Found, error)
 	// Decode writes rows first to first+n−1 of m to dst, of shape [n, In].
 	Decode(dst codec.Tensor, m *trellis.Matrix, first int) error
+}
+
+// The interfaces below are optional: what a backend does not implement is codec.ErrUnsupported.
+
+// Products is implemented by a Trellis that multiplies.
+type Products interface {
+	// MatMul writes y = x·Wᵀ. o.Weights is set. y has at least one element; x may have none, where In is 0.
+	MatMul(y, x codec.Tensor, m *trellis.Matrix, o codec.ProductOptions) error
+}
+
+// AffineBackend is implemented by a Backend that has the codec of affine rows.
+type AffineBackend interface {
+	// Affine returns the codec of a valid format, or an error that wraps codec.ErrUnsupported.
+	Affine(f affine.RowFormat) (Affine, error)
+}
+
+// Affine quantises rows. Found.Overflow is the first element of a group whose range is not finite.
+type Affine interface {
+	Quantize(dst codec.AffineRows, x codec.Tensor) (Found, error)
+	Dequantize(dst codec.Tensor, a codec.AffineRows) error
+	// MatMul is as Products has it.
+	MatMul(y, x codec.Tensor, a codec.AffineRows, o codec.ProductOptions) error
+}
+
+// Masks is implemented by a Backend that applies token masks.
+type Masks interface {
+	// Mask returns the rows in which no token is allowed, ascending. m.Stride is set.
+	Mask(dst, logits codec.Tensor, m codec.Bitmask) (empty []int, err error)
+}
+
+// Copies is implemented by a Backend that copies views.
+type Copies interface {
+	// Compact copies x to dst, which is row-major without gaps and has x's type and shape.
+	Compact(dst, x codec.Tensor) error
 }

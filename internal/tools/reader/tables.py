@@ -32,6 +32,18 @@ def codes():
     return out
 
 
+def row_codes():
+    raw = (ROOT / "testdata/row_codes.safetensors").read_bytes()
+    n = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8:8 + n])
+    out = {}
+    for k in (2, 3, 4):
+        lo, hi = header[f"table.k{k}"]["data_offsets"]
+        halves = struct.unpack("<256e", raw[8 + n + lo:8 + n + hi])
+        out[str(k)] = floats(struct.unpack("<256I", struct.pack("<256f", *halves)))
+    return out
+
+
 def text(v, indent=0):
     """JSON with short lists on lines of eight."""
     pad = " " * indent
@@ -56,6 +68,8 @@ def main():
         "signs": t["signs"],
         "codes_comment": "§6.1. The first 16 values of each code, and the SHA-256 of f(0) … f(65535) as little-endian f32.",
         "codes": codes(),
+        "row_codes_comment": "§10. The 256 values of the trellis row codes, by k. Each is a binary16 number, here as f32.",
+        "row_codes": row_codes(),
     }
     (ROOT / "docs/tables.json").write_text(text(out) + "\n")
 

@@ -76,6 +76,7 @@ func TestTables(t *testing.T) {
 		Matrices map[string][]string                               `json:"matrices"`
 		Signs    map[string]string                                 `json:"signs"`
 		Codes    map[string]floats                                 `json:"codes"`
+		RowCodes map[string]floats                                 `json:"row_codes"`
 	}
 	var oracle struct {
 		Centroids, Boundaries map[string][]string
@@ -139,6 +140,15 @@ func TestTables(t *testing.T) {
 			t.Fatal(err)
 		}
 		equal(t, "signs of "+d, signs(t, text), hadamard.AppendSigns(nil, n))
+	}
+
+	for k := 2; k <= 4; k++ {
+		name := strconv.Itoa(k)
+		values, err := trellis.RowValues(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "row code values of k = "+name, tables.RowCodes[name].values(t, name), values)
 	}
 
 	for _, c := range []trellis.Code{trellis.OneMAD, trellis.ThreeInst, trellis.Rand} {
