@@ -13,7 +13,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
+	"strings"
 )
 
 // Options say how a file is created. The zero value replaces nothing.
@@ -44,45 +46,96 @@ func Create(path string, opts Options) (*File, error) {
 	exists := err == nil
 	switch {
 	case exists && !opts.Force:
-		return nil, fmt.Errorf("atomicfile: %w", &fs.PathError{Op: "create", Path: path, Err: fs.ErrExist})
+		return nil, &fs.PathError{Op: "create", Path: path, Err: fs.ErrExist}
 	case exists && st.Mode().Type() == fs.ModeSymlink: // leads nowhere: replace the link
 	case exists && !st.Mode().IsRegular():
-		return nil, fmt.Errorf("atomicfile: %w", &fs.PathError{Op: "replace", Path: path, Err: errors.New("not a regular file")})
+		return nil, &fs.PathError{Op: "replace", Path: path, Err: errors.New("not a regular file")}
 	case exists:
 		perm, keep = st.Mode().Perm(), true
 		if path, err = filepath.EvalSymlinks(path); err != nil {
-			return nil, fmt.Errorf("atomicfile: %w", err)
+			return nil, err
+		}
+		if err := Movable(path); err != nil {
+			return nil, err
 		}
 	case !errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("atomicfile: %w", err)
+		return nil, err
 	}
+	removeStale(filepath.Dir(path))
 	f, err := createTemp(filepath.Dir(path), perm)
 	if err != nil {
 		if e, ok := errors.AsType[*fs.PathError](err); ok {
 			err = &fs.PathError{Op: "create", Path: path, Err: e.Err} // the temporary name tells nobody anything
 		}
-		return nil, fmt.Errorf("atomicfile: %w", err)
+		return nil, err
 	}
 	a := &File{f: f, path: path, force: opts.Force}
 	if keep {
 		if err := f.Chmod(perm); err != nil {
 			a.Close()
-			return nil, fmt.Errorf("atomicfile: %w", err)
+			return nil, err
 		}
 	}
 	return a, nil
 }
 
-// createTemp is os.CreateTemp with permissions that the umask narrows as usual.
+// Temporary files have names between these. Their writer holds a lock on them.
+const (
+	tempPrefix = ".turbotrellis-"
+	tempSuffix = ".tmp"
+)
+
+// createTemp is os.CreateTemp with permissions that the umask narrows as usual, and with a lock that tells the
+// file from one that a killed process left.
 func createTemp(dir string, perm fs.FileMode) (*os.File, error) {
 	for range 100 {
-		name := ".turbotrellis-" + strconv.FormatUint(rand.Uint64(), 36) + ".tmp"
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
-		if !errors.Is(err, fs.ErrExist) {
-			return f, err
+		path := filepath.Join(dir, tempPrefix+strconv.FormatUint(rand.Uint64(), 36)+tempSuffix)
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
+		if errors.Is(err, fs.ErrExist) {
+			continue
 		}
+		if err != nil {
+			return nil, err
+		}
+		// Between the two calls another process may have taken the file for a killed one's.
+		if TryLock(f) && named(f, path) {
+			return f, nil
+		}
+		f.Close()
 	}
 	return nil, &fs.PathError{Op: "createtemp", Path: dir, Err: fs.ErrExist}
+}
+
+// named reports whether path names the open file f.
+func named(f *os.File, path string) bool {
+	a, err1 := f.Stat()
+	b, err2 := os.Lstat(path)
+	return err1 == nil && err2 == nil && os.SameFile(a, b)
+}
+
+// removeStale removes the temporary files that killed processes left in dir. It leaves alone whatever it cannot
+// open, lock or remove.
+func removeStale(dir string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if !e.Type().IsRegular() || !strings.HasPrefix(e.Name(), tempPrefix) || !strings.HasSuffix(e.Name(), tempSuffix) {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			continue
+		}
+		if !TryLock(f) || !named(f, path) {
+			f.Close()
+			continue
+		}
+		if runtime.GOOS == "windows" {
+			f.Close() // an open file cannot be removed
+		}
+		os.Remove(path)
+		f.Close()
+	}
 }
 
 // Write writes at the end of what was written by Write.
@@ -104,7 +157,7 @@ func (a *File) note(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok && e.Path == a.f.Name() {
 		err = e.Err // as in Create
 	}
-	err = fmt.Errorf("atomicfile: %s: %w", a.path, err)
+	err = fmt.Errorf("%s: %w", a.path, err)
 	if a.failed == nil {
 		a.failed = err
 	}
@@ -117,7 +170,7 @@ func (a *File) note(err error) error {
 // does nothing but return its error. After an error the caller must still Close.
 func (a *File) Commit() error {
 	if a.done {
-		return fmt.Errorf("atomicfile: %s: %w", a.path, fs.ErrClosed)
+		return fmt.Errorf("%s: %w", a.path, fs.ErrClosed)
 	}
 	if a.failed != nil {
 		return a.failed
@@ -125,45 +178,29 @@ func (a *File) Commit() error {
 	if err := a.note(a.f.Sync()); err != nil {
 		return err
 	}
-	if err := a.note(a.f.Close()); err != nil {
-		return err
+	// The lock goes with the file, so the file stays open until its name is final.
+	if runtime.GOOS == "windows" {
+		if err := a.note(a.f.Close()); err != nil {
+			return err
+		}
 	}
 	var err error
 	if a.force {
 		err = os.Rename(a.f.Name(), a.path)
 	} else {
-		err = moveNew(a.f.Name(), a.path)
+		err = MoveNew(a.f.Name(), a.path)
 	}
 	if err != nil {
-		return fmt.Errorf("atomicfile: %w", err)
+		return err
 	}
 	a.done = true
-	return nil
-}
-
-// moveNew renames from to to, which must not exist.
-func moveNew(from, to string) error {
-	err := os.Link(from, to)
-	switch {
-	case err == nil:
-		return os.Remove(from)
-	case errors.Is(err, fs.ErrExist):
-		return &fs.PathError{Op: "create", Path: to, Err: fs.ErrExist}
+	if runtime.GOOS != "windows" {
+		if err := a.note(a.f.Close()); err != nil {
+			return err
+		}
 	}
-	return moveClaimed(from, to)
-}
-
-// moveClaimed is moveNew for file systems without hard links: it creates the
-// target, empty, and then replaces its own file.
-func moveClaimed(from, to string) error {
-	claim, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
-		return err
-	}
-	claim.Close()
-	if err := os.Rename(from, to); err != nil {
-		os.Remove(to)
-		return err
+	if err := SyncDir(filepath.Dir(a.path)); err != nil {
+		return fmt.Errorf("%s is written, but its folder could not be synced: %w", a.path, err)
 	}
 	return nil
 }
@@ -177,7 +214,7 @@ func (a *File) Close() error {
 	a.done = true
 	a.f.Close()
 	if err := os.Remove(a.f.Name()); err != nil {
-		return fmt.Errorf("atomicfile: %w", err)
+		return err
 	}
 	return nil
 }
