@@ -4,11 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
-// BitsMap gives tensors their bits a weight. Names go before patterns, and of
-// patterns the first that matches counts.
+// BitsMap gives tensors their bits per weight. Names take precedence over
+// patterns; of the patterns the first that matches counts.
 type BitsMap []BitsRule
 
 // BitsRule is one line of a BitsMap.
@@ -23,18 +24,27 @@ type BitsRule struct {
 func ParseBitsMap(text []byte) (BitsMap, error) {
 	o, err := parseObject(text)
 	if err != nil {
-		return nil, fmt.Errorf("artifact: bits by name: %w", err)
+		return nil, fmt.Errorf("bits by name: %w", err)
 	}
 	var m BitsMap
 	for i := range o.members {
 		r := BitsRule{Pattern: o.members[i].key}
 		if err := json.Unmarshal(o.raw(&o.members[i]), &r.Bits); err != nil || r.Bits < 1 || r.Bits > 8 {
-			return nil, fmt.Errorf("artifact: bits by name: %q: %s, want 1 to 8", r.Pattern, o.raw(&o.members[i]))
-		}
-		if r.re, err = regexp.Compile(r.Pattern); err != nil {
-			return nil, fmt.Errorf("artifact: bits by name: %q: %w", r.Pattern, err)
+			return nil, fmt.Errorf("bits by name: %q: %s, want 1 to 8", r.Pattern, o.raw(&o.members[i]))
 		}
 		m = append(m, r)
+	}
+	return m.compiled()
+}
+
+// compiled returns the map with its expressions compiled.
+func (m BitsMap) compiled() (BitsMap, error) {
+	m = slices.Clone(m)
+	for i := range m {
+		var err error
+		if m[i].re, err = regexp.Compile(m[i].Pattern); err != nil {
+			return nil, fmt.Errorf("%w: bits by name: %q: %w", ErrSelection, m[i].Pattern, err)
+		}
 	}
 	return m, nil
 }

@@ -7,16 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
+	"maps"
 	"os"
-	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
 
+	"github.com/turbotrellis/turbotrellis/internal/parallel"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 )
 
-// copyBytes is how much of a tensor or file that is copied is held at a time.
+// copyBytes is how much is read or written at a time of what need not be held.
 const copyBytes = 1 << 20
 
 // TensorResult says what became of one tensor.
@@ -35,15 +35,22 @@ type TensorResult struct {
 }
 
 // Weights returns the number of weights.
-func (t TensorResult) Weights() int64 { return int64(t.Shape[0]) * int64(t.Shape[1]) }
+func (t TensorResult) Weights() int64 {
+	n := int64(1)
+	for _, d := range t.Shape {
+		n *= int64(d)
+	}
+	return n
+}
 
 // Result says what a run did.
 type Result struct {
 	Tensors     []TensorResult `json:"tensors"` // coded or decoded
 	Copied      int            `json:"copied_tensors"`
-	Resumed     int            `json:"resumed_tensors"` // of Tensors, found finished
-	SourceBytes int64          `json:"source_bytes"`    // of Tensors
-	Bytes       int64          `json:"bytes"`           // of Tensors, as written
+	Passed      []string       `json:"matched_but_copied,omitempty"` // see Plan
+	Resumed     int            `json:"resumed_tensors"`              // of Tensors, found finished
+	SourceBytes int64          `json:"source_bytes"`                 // of Tensors
+	Bytes       int64          `json:"bytes"`                        // of Tensors, as written
 }
 
 // Stages of a run.
@@ -71,8 +78,8 @@ type job struct {
 	// check reads the source, refuses what cannot be coded, and returns a
 	// digest of all that the result depends on beside the options.
 	check func(ctx context.Context, done func(weights int64)) (sum string, err error)
-	// make writes the tensors.
-	make func(ctx context.Context, dst []io.Writer, done func(weights int64)) (TensorResult, error)
+	// make writes the tensors. It fails with ErrChanged if the digest is another now.
+	make func(ctx context.Context, dst []io.Writer, sum string, done func(weights int64)) (TensorResult, error)
 }
 
 // outFile is a safetensors file to write.
@@ -85,15 +92,19 @@ type outFile struct {
 
 // build is a model to write.
 type build struct {
-	out      string
-	dir      bool // out is a directory, not the one file of files
+	given    string // the output, as the caller spelled it
+	out      string // the same, cleaned
+	dir      bool   // out is a directory, not the one file of files
 	force    bool
 	options  string // what tells runs of different parameters apart
 	verb     string // Coding or Decoding
 	files    []outFile
 	texts    map[string][]byte   // further files by name
-	links    map[string]string   // further files to copy, by name the path of the source
+	links    map[string]origin   // further files to copy, by name
+	apart    []string            // paths that out must not be, hold or lie within
+	origins  []origin            // what is read beside links
 	sources  []*safetensors.File // opened for this build alone
+	passed   []string
 	jobs     []job
 	parallel int // jobs at a time
 	report   func(Progress)
@@ -102,37 +113,65 @@ type build struct {
 	progress Progress
 }
 
-// run writes the model. On an error that concerns the source's data nothing is
-// left behind; what an interruption or a failing disk leaves, the next run
-// takes up.
+// run writes the model. An error that options, shapes, headers or the source's data decide leaves nothing behind;
+// what an interruption or a failing disk leaves, the next run takes up.
 func (b *build) run(ctx context.Context) (Result, error) {
-	if err := b.target(); err != nil {
+	if err := distinct(b.names()); err != nil {
 		return Result{}, err
 	}
-	b.stage(Checking, b.weights())
-	sums := make([]string, len(b.jobs))
-	err := b.each(ctx, func(ctx context.Context, i int) (err error) {
-		sums[i], err = b.jobs[i].check(ctx, b.advance)
-		return err
-	})
-	if errors.Is(err, context.Canceled) {
-		return Result{}, errInterrupted
-	}
-	if err != nil {
-		return Result{}, err
-	}
-	p, err := b.begin(sums)
+	p, err := b.begin()
 	if err != nil {
 		return Result{}, err
 	}
 	defer p.close()
+	b.stage(Checking, b.weights())
+	sums := make([]string, len(b.jobs))
+	err = b.each(ctx, func(ctx context.Context, i int) (err error) {
+		sums[i], err = b.jobs[i].check(ctx, b.advance)
+		return err
+	})
+	if err == nil {
+		err = b.unchanged()
+	}
+	if errors.Is(err, context.Canceled) {
+		err = errInterrupted
+	}
+	if err != nil {
+		p.abandon()
+		return Result{}, err
+	}
+	if err := p.resume(sums); err != nil {
+		return Result{}, err
+	}
+	results, err := b.write(ctx, p, sums)
+	if err == nil {
+		err = p.publish()
+	}
+	if err != nil {
+		return Result{}, p.failed(err)
+	}
+	result := Result{Tensors: results, Resumed: len(p.finished), Passed: b.passed}
+	for _, f := range b.files {
+		result.Copied += len(f.copies)
+	}
+	for _, r := range results {
+		result.SourceBytes += r.SourceBytes
+		result.Bytes += r.Bytes
+	}
+	if err := p.remove(); err != nil {
+		return result, fmt.Errorf("%s is written, but what remains of the run could not be removed: %w", b.out, err)
+	}
+	return result, nil
+}
+
+// write writes all files of the model.
+func (b *build) write(ctx context.Context, p *partial, sums []string) ([]TensorResult, error) {
 	if err := b.copyAll(ctx, p); err != nil {
-		return Result{}, p.resumable(err)
+		return nil, err
 	}
 	b.stage(b.verb, b.weights())
-	var result Result
 	results := make([]TensorResult, len(b.jobs))
-	err = b.each(ctx, func(ctx context.Context, i int) error {
+	return results, b.each(ctx, func(ctx context.Context, i int) error {
 		j := b.jobs[i]
 		if r, ok := p.finished[j.name]; ok {
 			results[i] = r
@@ -147,21 +186,6 @@ func (b *build) run(ctx context.Context) (Result, error) {
 		b.finishedTensor(r)
 		return nil
 	})
-	if err != nil {
-		return Result{}, p.resumable(err)
-	}
-	if err := p.publish(); err != nil {
-		return Result{}, p.resumable(err)
-	}
-	result.Tensors, result.Resumed = results, len(p.finished)
-	for _, f := range b.files {
-		result.Copied += len(f.copies)
-	}
-	for _, r := range results {
-		result.SourceBytes += r.SourceBytes
-		result.Bytes += r.Bytes
-	}
-	return result, nil
 }
 
 func (b *build) weights() int64 {
@@ -172,46 +196,12 @@ func (b *build) weights() int64 {
 	return n
 }
 
-// each calls work for every job, some at a time, and returns the error of the
-// first that failed in the order of jobs, of those that ran.
+// each calls work for every job, some at a time.
 func (b *build) each(ctx context.Context, work func(ctx context.Context, i int) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	errs := make([]error, len(b.jobs))
-	next := make(chan int)
-	var wg sync.WaitGroup
-	for range min(max(1, b.parallel), len(b.jobs)) {
-		wg.Go(func() {
-			for i := range next {
-				if errs[i] = work(ctx, i); errs[i] != nil {
-					cancel()
-				}
-			}
-		})
-	}
-feed:
-	for i := range b.jobs {
-		select {
-		case next <- i:
-		case <-ctx.Done():
-			break feed
-		}
-	}
-	close(next)
-	wg.Wait()
-	var stopped error
-	for _, err := range errs {
-		if err != nil && !errors.Is(err, context.Canceled) {
-			return err
-		}
-		if err != nil {
-			stopped = err
-		}
-	}
-	if stopped == nil {
-		stopped = ctx.Err()
-	}
-	return stopped
+	slots := make([]struct{}, max(1, b.parallel))
+	return parallel.Each(ctx, slots, parallel.Range(len(b.jobs)), func(ctx context.Context, _ *struct{}, i int) error {
+		return work(ctx, i)
+	})
 }
 
 func (b *build) stage(name string, total int64) {
@@ -253,110 +243,73 @@ func (b *build) copyAll(ctx context.Context, p *partial) error {
 		}
 	}
 	b.stage(Copying, total)
-	buf := make([]byte, copyBytes)
-	for i, f := range b.files {
-		for _, t := range f.infos {
-			src := f.copies[t.Name]
-			if src == nil {
-				continue
-			}
-			r, err := src.Reader(t.Name)
-			if err != nil {
-				return err
-			}
-			w, err := p.writers[i].Tensor(t.Name)
-			if err != nil {
-				return err
-			}
-			if err := copyTo(ctx, w, r, buf, b.advance); err != nil {
-				return fmt.Errorf("tensor %q: %w", t.Name, err)
-			}
-		}
-	}
-	for name, data := range b.texts {
-		if err := p.put(name, func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
-			return err
-		}
-	}
-	for name, path := range b.links {
-		err := p.put(name, func(w io.Writer) error {
-			r, err := os.Open(path)
-			if err != nil {
-				return err
-			}
-			defer r.Close()
-			return copyTo(ctx, w, r, buf, func(int64) {})
-		})
+	for _, name := range slices.Sorted(maps.Keys(b.texts)) {
+		err := p.put(name, 0o666, func(w io.Writer) error { _, err := w.Write(b.texts[name]); return err })
 		if err != nil {
 			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.links)) {
+		o := b.links[name]
+		err := p.put(name, 0o666|o.info.Mode()&0o111, func(w io.Writer) error { return copyFile(ctx, w, o) })
+		if err != nil {
+			return err
+		}
+	}
+	for i, f := range b.files {
+		for _, t := range f.infos {
+			if src := f.copies[t.Name]; src != nil {
+				if err := p.writers[i].Copy(ctx, src, t.Name, b.advance); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	return nil
 }
 
-// copyTo is io.CopyBuffer that can be interrupted.
-func copyTo(ctx context.Context, w io.Writer, r io.Reader, buf []byte, done func(int64)) error {
-	for {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		n, err := r.Read(buf)
-		if n > 0 {
-			if _, err := w.Write(buf[:n]); err != nil {
-				return err
-			}
-			done(int64(n))
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// target checks that out may be written.
-func (b *build) target() error {
-	st, err := os.Lstat(b.out)
-	if errors.Is(err, fs.ErrNotExist) {
-		parent, err := os.Stat(filepath.Dir(b.out))
-		if err == nil && !parent.IsDir() {
-			err = &fs.PathError{Op: "create", Path: b.out, Err: errors.New("its folder is not a directory")}
-		}
-		return err
-	}
+// copyFile copies a whole file, which has not changed since it was listed.
+func copyFile(ctx context.Context, w io.Writer, o origin) error {
+	r, err := os.Open(o.path)
 	if err != nil {
 		return err
 	}
-	if path := b.out + partialSuffix; husk(path, b.out) {
-		if err := discard(path); err != nil {
+	defer r.Close()
+	// A directory that was swapped for a link since leads to another file.
+	if st, err := r.Stat(); err != nil || !os.SameFile(st, o.info) {
+		return errors.Join(err, o.unchanged(), fmt.Errorf("%w: %s", ErrChanged, o.path))
+	}
+	n, err := io.Copy(w, untilDone{ctx, r})
+	if err == nil && n != o.info.Size() {
+		err = fmt.Errorf("%w: %s", ErrChanged, o.path)
+	}
+	return err
+}
+
+// untilDone is a reader that fails once a context is done.
+type untilDone struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (r untilDone) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.Reader.Read(p[:min(len(p), copyBytes)])
+}
+
+// unchanged returns an error that wraps ErrChanged if a file that the run reads is not what it was when it was
+// opened.
+func (b *build) unchanged() error {
+	for _, o := range b.origins {
+		if err := o.unchanged(); err != nil {
 			return err
 		}
 	}
-	if !b.force {
-		return &fs.PathError{Op: "create", Path: b.out, Err: fs.ErrExist}
-	}
-	refuse := func(why string) error {
-		return &fs.PathError{Op: "replace", Path: b.out, Err: errors.New(why)}
-	}
-	switch {
-	case b.dir && !st.IsDir():
-		return refuse("not a directory")
-	case !b.dir && !st.Mode().IsRegular():
-		return refuse("not a regular file")
-	case b.dir:
-		entries, err := os.ReadDir(b.out)
-		if err != nil {
+	for _, o := range b.links {
+		if err := o.unchanged(); err != nil {
 			return err
-		}
-		for _, e := range entries {
-			if n := e.Name(); n == configName || n == partName || strings.HasSuffix(n, ".safetensors") {
-				return nil
-			}
-		}
-		if len(entries) > 0 {
-			return refuse("it does not look like a model")
 		}
 	}
 	return nil

@@ -14,22 +14,24 @@ import (
 // Decode writes the model with every coded matrix restored to <base>.weight in
 // the given type, which is rounded to once. The entries go; all else stays.
 func (m *Model) Decode(ctx context.Context, out string, dtype codec.DType, run RunOptions) (Result, error) {
+	if run.Backend == nil {
+		return Result{}, fmt.Errorf("%w: no backend", codec.ErrUnavailable)
+	}
 	b, err := m.buildDecode(out, dtype, run)
 	if err != nil {
-		return Result{}, fmt.Errorf("artifact: %w", err)
+		return Result{}, err
 	}
-	r, err := b.run(ctx)
-	if err != nil {
-		return Result{}, fmt.Errorf("artifact: %w", err)
-	}
-	return r, nil
+	return b.run(ctx)
 }
 
 func (m *Model) buildDecode(out string, dtype codec.DType, run RunOptions) (*build, error) {
 	if len(m.coded) == 0 {
 		return nil, fmt.Errorf("%w: %s has no trellis-coded weights", ErrSelection, m.path)
 	}
-	b, err := m.start(out, run)
+	if dtype.Size() == 0 {
+		return nil, fmt.Errorf("%w: %v", codec.ErrDType, dtype)
+	}
+	b, err := m.start(out, run, m.twice())
 	if err != nil {
 		return nil, err
 	}
@@ -135,21 +137,23 @@ func (e *encoder) decodeJob(m *Model, file int, c Coded, dtype codec.DType) (job
 			done(c.Weights())
 			return digest(data[0], data[1]), nil
 		},
-		make: func(ctx context.Context, dst []io.Writer, done func(int64)) (TensorResult, error) {
-			t, _, err := m.read(c)
+		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
+			t, data, err := m.read(c)
 			if err != nil {
 				return TensorResult{}, err
+			}
+			if digest(data[0], data[1]) != sum {
+				return TensorResult{}, fmt.Errorf("%w: matrix %q", ErrChanged, c.Base)
 			}
 			s := <-e.scratch
 			defer func() { e.scratch <- s }()
 			s.data = sized(s.data, g.Out*g.In*size)
-			data := s.data
-			err = e.pool.rows(ctx, g.Out, g.In, 1, func(_, first, n int) error {
-				x := codec.Tensor{DType: dtype, Shape: []int{n, g.In}, Data: data[first*g.In*size:][:n*g.In*size]}
-				if err := k.Decode(x, t, first); err != nil {
+			err = e.feed.rows(ctx, s.slots, g.Out, g.In*size, 1, func(_ context.Context, _ *slot, r span) error {
+				x := codec.Tensor{DType: dtype, Shape: []int{r.rows, g.In}, Data: s.data[r.first*g.In*size:][:r.rows*g.In*size]}
+				if err := k.Decode(x, t, r.first); err != nil {
 					return fmt.Errorf("matrix %q: %w", c.Base, err)
 				}
-				done(int64(n) * int64(g.In))
+				done(int64(r.rows) * int64(g.In))
 				return nil
 			})
 			if err != nil {
@@ -157,9 +161,9 @@ func (e *encoder) decodeJob(m *Model, file int, c Coded, dtype codec.DType) (job
 			}
 			r := TensorResult{
 				Name: c.Base + weightSuffix, Shape: []int{g.Out, g.In}, Bits: c.Params.K, Axis: g.Axis,
-				SourceBytes: c.Bytes(), Bytes: int64(len(data)),
+				SourceBytes: c.Bytes(), Bytes: int64(len(s.data)),
 			}
-			_, err = dst[0].Write(data)
+			_, err = dst[0].Write(s.data)
 			return r, err
 		},
 	}, nil

@@ -19,10 +19,11 @@ import (
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 	"github.com/turbotrellis/turbotrellis/trellis"
+	"github.com/turbotrellis/turbotrellis/trellis/ldlq"
 )
 
-// AutoAxis lets each tensor's shape decide: 1 where its rows are whole blocks,
-// else 0.
+// AutoAxis chooses the axis from each tensor's shape: 1 where its rows are
+// whole blocks, else 0.
 const AutoAxis = -1
 
 // EncodeOptions says what is coded and how.
@@ -36,11 +37,11 @@ type EncodeOptions struct {
 	Bits   BitsMap
 	Axis   int // 0, 1 or AutoAxis
 
-	// Hessians weigh the errors of the matrices that they have; nil weighs none.
+	// Hessians, if not nil, weight the errors of matrices that have one.
 	Hessians *Hessians
 
-	// Part of Parts, from 1, leaves a part of the tensors to this run; Merge
-	// joins what the runs write. Both are 0 for one run that does all.
+	// Part of Parts, from 1, is the part of the tensors that this run codes;
+	// Merge joins what the runs write. Both are 0 for one run that does all.
 	Part, Parts int
 }
 
@@ -56,7 +57,7 @@ type Planned struct {
 	Bytes       int64   `json:"bytes"`
 	PerWeight   float64 `json:"bits_per_weight"` // the scales included
 	Hessian     bool    `json:"hessian"`         // it is coded with feedback
-	Part        int     `json:"part,omitempty"`  // of the run, that codes it
+	Part        int     `json:"part,omitempty"`  // the part that codes it
 
 	file   int
 	params trellis.Params
@@ -74,17 +75,36 @@ type Plan struct {
 	Passed  []string  // matched, but not matrices called <base>.weight
 	Copied  int       // tensors that are copied, Passed among them
 	Files   []string  // further files that are copied
+	Twice   []string  // of Files, those with tensors of the model's names, and why
 
-	model *Model
-	opts  EncodeOptions
+	// With Hessians:
+	NoHessian      []string // matrices that are coded without one
+	UnusedHessians []string // Hessians that belong to no selected matrix
+
+	model   *Model
+	opts    EncodeOptions
+	checked map[trellis.Params]bool
 }
 
 // PlanEncode decides which tensors of m will be coded and how. Errors wrap
 // ErrQuantized, ErrSelection, ErrTensor or those of package trellis.
 func PlanEncode(m *Model, o EncodeOptions) (*Plan, error) {
-	p := &Plan{model: m, opts: o, Files: m.others}
+	if m == nil || len(m.files) == 0 {
+		return nil, fmt.Errorf("%w: it is not open", ErrModel)
+	}
+	if o.Tensors == nil {
+		return nil, fmt.Errorf("%w: no expression for the names of tensors", ErrSelection)
+	}
+	var err error
+	if o.Bits, err = o.Bits.compiled(); err != nil {
+		return nil, err
+	}
+	p := &Plan{model: m, opts: o, Twice: m.twice()}
+	for _, f := range m.others {
+		p.Files = append(p.Files, f.name)
+	}
 	if err := p.make(); err != nil {
-		return nil, fmt.Errorf("artifact: %w", err)
+		return nil, err
 	}
 	return p, nil
 }
@@ -96,7 +116,7 @@ func (p *Plan) make() error {
 	}
 	for i, f := range m.files {
 		for _, t := range f.Tensors() {
-			if m.where[t.Name] != i || !p.opts.Tensors.MatchString(t.Name) {
+			if !m.has(i, t.Name) || !p.opts.Tensors.MatchString(t.Name) {
 				p.Copied++
 				continue
 			}
@@ -115,8 +135,21 @@ func (p *Plan) make() error {
 	if len(p.Tensors) == 0 {
 		return fmt.Errorf("%w: no matrix called <base>%s matches %v", ErrSelection, weightSuffix, p.opts.Tensors)
 	}
-	if p.opts.Hessians != nil && !slices.ContainsFunc(p.Tensors, func(t Planned) bool { return t.Hessian }) {
-		return fmt.Errorf("%w: there is no Hessian %q, nor one of another selected tensor", ErrSelection, p.Tensors[0].Name+hessianSuffix)
+	if p.opts.Hessians != nil {
+		used := map[string]bool{}
+		for _, t := range p.Tensors {
+			if used[t.Name+hessianSuffix] = t.Hessian; !t.Hessian {
+				p.NoHessian = append(p.NoHessian, t.Name)
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(p.opts.Hessians.where)) {
+			if !used[name] && strings.HasSuffix(name, hessianSuffix) {
+				p.UnusedHessians = append(p.UnusedHessians, name)
+			}
+		}
+		if len(p.NoHessian) == len(p.Tensors) {
+			return fmt.Errorf("%w: there is no Hessian %q, nor one of another selected tensor", ErrSelection, p.Tensors[0].Name+hessianSuffix)
+		}
 	}
 	if p.opts.Parts != 0 {
 		if p.opts.Parts < 1 || p.opts.Parts > maxParts || p.opts.Part < 1 || p.opts.Part > p.opts.Parts {
@@ -134,7 +167,7 @@ func (p *Plan) make() error {
 func (m *Model) unquantized() error {
 	keys := []string{quantizationKey, "quantization_config"}
 	if !m.dir {
-		meta := m.files[0].Metadata()
+		meta := m.Metadata()
 		for _, key := range keys {
 			if _, ok := meta[key]; ok {
 				return fmt.Errorf("%w: the metadata of %s has %q", ErrQuantized, m.path, key)
@@ -159,7 +192,8 @@ func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
 		return Planned{}, fmt.Errorf("%w: elements of type %s, want F32, F16 or BF16", ErrTensor, t.DType)
 	}
 	base := strings.TrimSuffix(t.Name, weightSuffix)
-	if _, _, ok := p.model.lookup(base + scalesSuffix); ok {
+	_, _, listed := p.model.lookup(base + scalesSuffix)
+	if _, there := p.model.files[file].Lookup(base + scalesSuffix); listed || there {
 		return Planned{}, fmt.Errorf("%w: there is a tensor %q", ErrQuantized, base+scalesSuffix)
 	}
 	params := p.opts.Params
@@ -167,7 +201,7 @@ func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
 	if params.K == 0 {
 		return Planned{}, fmt.Errorf("%w: no number of bits is given for it", ErrTensor)
 	}
-	if err := params.Validate(); err != nil {
+	if err := p.encodable(params); err != nil {
 		return Planned{}, err
 	}
 	g := trellis.Geometry{Axis: p.opts.Axis, Out: t.Shape[0], In: t.Shape[1]}
@@ -202,38 +236,78 @@ func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
 	}, nil
 }
 
+// encodable checks parameters, the encoder's limits among them.
+func (p *Plan) encodable(params trellis.Params) error {
+	if p.checked[params] {
+		return nil
+	}
+	if params.FreeEnds {
+		return fmt.Errorf("%w: free-ended blocks have no packed form", trellis.ErrParams)
+	}
+	if _, err := trellis.NewEncoder(params); err != nil {
+		return err
+	}
+	if p.checked == nil {
+		p.checked = map[trellis.Params]bool{}
+	}
+	p.checked[params] = true
+	return nil
+}
+
 // RunOptions say how a model is written; the bytes do not depend on them.
 type RunOptions struct {
 	Backend  codec.Backend  // required, but to merge
 	Jobs     int            // tensors at a time; less than 1 means 1
 	Force    bool           // replace what is there, and begin again where the unfinished output does not match
 	Progress func(Progress) // called by one goroutine at a time, if not nil
+
+	// Twice copies further *.safetensors with tensors of the model's names, such as a stale single file beside
+	// shards. Readers may take them for the model, so without it they are an ErrModel.
+	Twice bool
 }
 
 // Encode writes the coded model to out, which becomes a directory or file as
 // the source is. Errors are those of package codec, with the tensor's name and
 // the weight's row-major index, ErrPartial, or those of reading and writing.
 func (p *Plan) Encode(ctx context.Context, out string, run RunOptions) (Result, error) {
+	if run.Backend == nil {
+		return Result{}, fmt.Errorf("%w: no backend", codec.ErrUnavailable)
+	}
 	b, err := p.build(out, run)
 	if err != nil {
-		return Result{}, fmt.Errorf("artifact: %w", err)
+		return Result{}, err
 	}
-	r, err := b.run(ctx)
-	if err != nil {
-		return Result{}, fmt.Errorf("artifact: %w", err)
+	return b.run(ctx)
+}
+
+// Check returns the errors of Encode that do not depend on the tensors' data, and writes nothing. run.Backend may
+// be nil.
+func (p *Plan) Check(out string, run RunOptions) error {
+	b, err := p.build(out, run)
+	if err == nil {
+		err = distinct(b.names())
 	}
-	return r, nil
+	if err == nil {
+		err = b.target()
+	}
+	return err
 }
 
 func (p *Plan) build(out string, run RunOptions) (*build, error) {
 	m := p.model
-	b, err := m.start(out, run)
+	if m == nil {
+		return nil, fmt.Errorf("%w: the plan is not PlanEncode's", ErrModel)
+	}
+	b, err := m.start(out, run, p.Twice)
 	if err != nil {
 		return nil, err
 	}
-	b.verb = Coding
+	b.verb, b.passed = Coding, p.Passed
 	e := newEncoder(run)
-	e.hessians = p.opts.Hessians
+	if e.hessians = p.opts.Hessians; e.hessians != nil {
+		b.origins = append(b.origins, e.hessians.origins...)
+		b.apart = append(b.apart, e.hessians.path)
+	}
 	planned := map[string]Planned{}
 	for _, t := range p.Tensors {
 		planned[t.Name] = t
@@ -342,51 +416,21 @@ func (b *build) layout() string {
 
 // start begins the description of a model to write that has this one's
 // further files.
-func (m *Model) start(out string, run RunOptions) (*build, error) {
+func (m *Model) start(out string, run RunOptions, twice []string) (*build, error) {
+	if len(twice) > 0 && !run.Twice {
+		return nil, fmt.Errorf("%w: %s; readers may take it for the model, so move it away, or ask for it to be copied", ErrModel, strings.Join(twice, "; "))
+	}
 	b := &build{
-		out: filepath.Clean(out), dir: m.dir, force: run.Force, parallel: run.Jobs, report: run.Progress,
-		texts: map[string][]byte{}, links: map[string]string{},
+		given: out, out: filepath.Clean(out), dir: m.dir, force: run.Force, parallel: run.Jobs, report: run.Progress,
+		texts: map[string][]byte{}, links: map[string]origin{}, origins: slices.Clone(m.origins),
 	}
-	if m.dir {
-		for _, name := range m.others {
-			b.links[name] = filepath.Join(m.path, filepath.FromSlash(name))
-		}
+	for _, f := range m.others {
+		b.links[f.name] = f.origin
 	}
-	if m.path == "" {
-		return b, nil
+	if m.path != "" {
+		b.apart = []string{m.path}
 	}
-	return b, apart(m.path, m.dir, out)
-}
-
-// apart refuses an output that is the source, or one of which one lies within
-// the other.
-func apart(source string, dir bool, out string) error {
-	in, err := filepath.Abs(source)
-	if err != nil {
-		return err
-	}
-	if in, err = filepath.EvalSymlinks(in); err != nil {
-		return err
-	}
-	to, err := filepath.Abs(out)
-	if err != nil {
-		return err
-	}
-	if dir, err := filepath.EvalSymlinks(filepath.Dir(to)); err == nil {
-		to = filepath.Join(dir, filepath.Base(to))
-	}
-	if resolved, err := filepath.EvalSymlinks(to); err == nil {
-		to = resolved
-	}
-	rel, err := filepath.Rel(in, to)
-	if err == nil && (rel == "." || dir && filepath.IsLocal(rel)) {
-		return fmt.Errorf("the output %s is the source itself or within it", out)
-	}
-	rel, err = filepath.Rel(to, in)
-	if err == nil && filepath.IsLocal(rel) {
-		return fmt.Errorf("the source %s is within the output %s", source, out)
-	}
-	return nil
+	return b, nil
 }
 
 // wideFirst orders tensors by the size of their elements, so that all are
@@ -452,7 +496,7 @@ func editIndex(index []byte, bases []string, files []outFile, add bool) ([]byte,
 
 // encoder makes the jobs of an encoding or decoding.
 type encoder struct {
-	pool     pool
+	feed     feeder
 	backend  codec.Backend
 	codecs   map[trellis.Params]codec.Trellis
 	hessians *Hessians
@@ -462,19 +506,27 @@ type encoder struct {
 
 func newEncoder(run RunOptions) *encoder {
 	e := &encoder{
-		pool:    newPool(),
 		backend: run.Backend,
 		codecs:  map[trellis.Params]codec.Trellis{},
 		scratch: make(chan *scratch, max(1, run.Jobs)),
 	}
+	var feed codec.Feed
+	if run.Backend != nil {
+		feed = run.Backend.Feed()
+	}
+	e.feed = newFeeder(feed)
 	for range cap(e.scratch) {
-		e.scratch <- &scratch{slots: make([]slot, cap(e.pool))}
+		e.scratch <- &scratch{slots: make([]slot, cap(e.feed.calls))}
 	}
 	return e
 }
 
-// codec returns the backend's codec; codecs of equal parameters are one.
+// codec returns the backend's codec, or nil without a backend, for a check.
+// Codecs of equal parameters are one.
 func (e *encoder) codec(p trellis.Params) (codec.Trellis, error) {
+	if e.backend == nil {
+		return nil, nil
+	}
 	if c, ok := e.codecs[p]; ok {
 		return c, nil
 	}
@@ -524,28 +576,36 @@ func (e *encoder) job(m *Model, t Planned) (job, error) {
 			if err := w.check(s.data, t.params); err != nil {
 				return "", err
 			}
-			var hessian []byte
+			hessian, err := e.hessian(t)
+			if err != nil {
+				return "", err
+			}
 			if t.Hessian {
-				var err error
-				if hessian, err = e.hessian(t); err != nil {
-					return "", err
+				if err := ldlq.Check(ctx, floats(t.hess, hessian), t.hess.Shape[0]); err != nil {
+					return "", fmt.Errorf("tensor %q: %w", t.hess.Name, err)
 				}
 			}
 			done(t.Weights())
 			return digest(s.data, hessian), nil
 		},
-		make: func(ctx context.Context, dst []io.Writer, done func(int64)) (TensorResult, error) {
+		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
 			s := <-e.scratch
 			defer func() { e.scratch <- s }()
 			if err := w.read(s, e.largest); err != nil {
 				return TensorResult{}, err
 			}
+			hessian, err := e.hessian(t)
+			if err != nil {
+				return TensorResult{}, err
+			}
+			if digest(s.data, hessian) != sum {
+				return TensorResult{}, fmt.Errorf("%w: tensor %q", ErrChanged, t.Name)
+			}
 			r := TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
-			var err error
 			if t.Hessian {
-				err = e.withFeedback(ctx, t, w, s, &r, done)
+				err = e.withFeedback(ctx, t, hessian, w, s, &r, done)
 			} else {
-				r.Error, err = w.code(ctx, e.pool, t.params, c, 1, s, done)
+				r.Error, err = w.code(ctx, e.feed, t.params, c, 1, s, done)
 			}
 			if err != nil {
 				return TensorResult{}, err
@@ -555,26 +615,26 @@ func (e *encoder) job(m *Model, t Planned) (job, error) {
 	}, nil
 }
 
+// hessian reads the Hessian of a tensor, if it has one.
 func (e *encoder) hessian(t Planned) ([]byte, error) {
+	if !t.Hessian {
+		return nil, nil
+	}
 	return e.hessians.where[t.hess.Name].AppendTensor(nil, t.hess.Name)
 }
 
 // withFeedback codes a matrix against its Hessian. On axis 1 the rows are coded
 // apart; on axis 0 each feeds back to those before it.
-func (e *encoder) withFeedback(ctx context.Context, t Planned, w *weights, s *scratch, r *TensorResult, done func(int64)) error {
-	raw, err := e.hessian(t)
+func (e *encoder) withFeedback(ctx context.Context, t Planned, hessian []byte, w *weights, s *scratch, r *TensorResult, done func(int64)) error {
+	f, err := prepare(ctx, t.hess, hessian, t.params, t.Axis)
 	if err != nil {
 		return err
 	}
-	f, err := prepare(t.hess, raw, t.params, t.Axis)
-	if err != nil {
-		return err
-	}
-	least := feedbackRows
+	fewest := feedbackRows
 	if t.Axis == 0 {
-		least, f.workers = max(1, t.geom.Rows()), cap(e.pool)
+		fewest, f.workers = max(1, t.geom.Rows()), cap(e.feed.calls)
 	}
-	if r.Error, err = w.code(ctx, e.pool, t.params, f, least, s, done); err != nil {
+	if r.Error, err = w.code(ctx, e.feed, t.params, f, fewest, s, done); err != nil {
 		return err
 	}
 	f.note(r)
@@ -662,9 +722,9 @@ func (w *weights) placed(err error, row, at int) error {
 	return &moved
 }
 
-// code codes the matrix in s.data into s.matrix, at least so many rows at a
+// code codes the matrix in s.data into s.matrix, at least fewest rows at a
 // time, and returns the squared error over the sum of squares.
-func (w *weights) code(ctx context.Context, p pool, params trellis.Params, c rowCoder, least int, s *scratch, done func(int64)) (float64, error) {
+func (w *weights) code(ctx context.Context, f feeder, params trellis.Params, c rowCoder, fewest int, s *scratch, done func(int64)) (float64, error) {
 	rows, cols := w.g.Rows(), w.g.Cols()
 	words := cols / params.T * params.BlockWords() // a row
 	s.matrix = trellis.Matrix{
@@ -676,8 +736,8 @@ func (w *weights) code(ctx context.Context, p pool, params trellis.Params, c row
 	s.errs, s.energy = sized(s.errs, rows), sized(s.energy, rows)
 	clear(s.errs)
 	clear(s.energy)
-	err := p.rows(ctx, rows, cols, least, func(i, first, n int) error {
-		k := &s.slots[i]
+	err := f.rows(ctx, s.slots, rows, cols*w.dtype.Size(), fewest, func(ctx context.Context, k *slot, r span) error {
+		first, n := r.first, r.rows
 		x, g := w.view(s.data, first, n)
 		k.recon = sized(k.recon, 4*n*cols)
 		recon := codec.Tensor{DType: codec.F32, Shape: x.Shape, Data: k.recon}

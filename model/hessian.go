@@ -26,16 +26,18 @@ const feedbackRows = 32
 // their coding is weighed (package ldlq): tensors <base>.weight.hessian, [In, In],
 // F32, F16 or BF16, of one safetensors file or of all in a directory.
 type Hessians struct {
-	files []*safetensors.File
-	where map[string]*safetensors.File
+	path    string
+	origins []origin
+	files   []*safetensors.File
+	where   map[string]*safetensors.File
 }
 
 // OpenHessians opens a directory or file of Hessians. It reads their headers.
 func OpenHessians(path string) (*Hessians, error) {
-	h := &Hessians{where: map[string]*safetensors.File{}}
+	h := &Hessians{path: path, where: map[string]*safetensors.File{}}
 	if err := h.open(path); err != nil {
 		h.Close()
-		return nil, fmt.Errorf("artifact: Hessians: %w", err)
+		return nil, fmt.Errorf("Hessians: %w", err)
 	}
 	return h, nil
 }
@@ -62,10 +64,15 @@ func (h *Hessians) open(path string) error {
 		}
 	}
 	for _, path := range paths {
+		o, err := originOf(path)
+		if err != nil {
+			return err
+		}
 		f, err := safetensors.Open(path)
 		if err != nil {
 			return err
 		}
+		h.origins = append(h.origins, o)
 		h.files = append(h.files, f)
 		for _, t := range f.Tensors() {
 			if _, ok := h.where[t.Name]; ok {
@@ -113,14 +120,20 @@ type feedback struct {
 	report ldlq.Report
 }
 
-// prepare factors the Hessian t, whose bytes are data.
-func prepare(t safetensors.Info, data []byte, p trellis.Params, axis int) (*feedback, error) {
+// floats returns the values of a tensor, whose bytes are data.
+func floats(t safetensors.Info, data []byte) []float64 {
 	d, _ := t.DType.Float()
 	h := make([]float64, len(data)/d.Size())
 	for i := range h {
 		h[i] = float64(d.Load(data[i*d.Size():]))
 	}
-	f, err := ldlq.Prepare(h, t.Shape[0], ldlq.Options{Block: ldlq.BlockFor(p, axis)})
+	return h
+}
+
+// prepare factors the Hessian t, whose bytes are data.
+func prepare(ctx context.Context, t safetensors.Info, data []byte, p trellis.Params, axis int) (*feedback, error) {
+	h := floats(t, data)
+	f, err := ldlq.Prepare(ctx, h, t.Shape[0], ldlq.Options{Block: ldlq.BlockFor(p, axis)})
 	if err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}

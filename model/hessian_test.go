@@ -20,7 +20,7 @@ import (
 // go together.
 func gram(name string, n int) tensor {
 	x := normal(name+" inputs", "F32", n+3, n)
-	f := floats(x)
+	f := values(x)
 	for i := range f {
 		if i%n > 0 {
 			f[i] += 0.9 * f[i-1]
@@ -39,7 +39,7 @@ func gram(name string, n int) tensor {
 	return t
 }
 
-func floats(t tensor) []float32 {
+func values(t tensor) []float32 {
 	d, _ := t.dtype.Float()
 	v := make([]float32, len(t.data)/d.Size())
 	for i := range v {
@@ -80,15 +80,15 @@ func TestHessian(t *testing.T) {
 		axis := 1 - i
 		p := opts().Params
 		var h []float64
-		for _, v := range floats(x.h) {
+		for _, v := range values(x.h) {
 			h = append(h, float64(v))
 		}
-		f, err := ldlq.Prepare(h, x.w.shape[1], ldlq.Options{Block: ldlq.BlockFor(p, axis)})
+		f, err := ldlq.Prepare(context.Background(), h, x.w.shape[1], ldlq.Options{Block: ldlq.BlockFor(p, axis)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		var want trellis.Matrix
-		report, err := f.Encode(&want, nil, floats(x.w), p, trellis.Geometry{Axis: axis, Out: x.w.shape[0], In: x.w.shape[1]}, 1)
+		report, err := f.Encode(&want, nil, values(x.w), p, trellis.Geometry{Axis: axis, Out: x.w.shape[0], In: x.w.shape[1]}, 1)
 		if err != nil {
 			t.Fatal(err)
 		}

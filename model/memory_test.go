@@ -21,7 +21,7 @@ import (
 
 // memoryEnv makes the test binary run encodeLarge: source and output, separated
 // by a line end.
-const memoryEnv = "ARTIFACT_TEST_MEMORY"
+const memoryEnv = "MODEL_TEST_MEMORY"
 
 // hasty is a backend that codes nothing, so that large tensors take no time. It
 // holds what the reference holds of its input.
@@ -36,6 +36,8 @@ type hastyTrellis struct {
 func (hasty) Trellis(p trellis.Params) (codec.Trellis, error) {
 	return hastyTrellis{p: p, wide: &sync.Pool{New: func() any { return new([]float32) }}}, nil
 }
+
+func (hasty) Feed() codec.Feed { return codec.Feed{Bytes: 1 << 20, Calls: 2} }
 
 func (h hastyTrellis) Encode(_ context.Context, dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
 	kept := h.wide.Get().(*[]float32)

@@ -26,19 +26,26 @@ const (
 // Model is an opened model, coded or not. It holds headers and no tensors; its
 // methods may be called concurrently.
 type Model struct {
-	path   string // "" for OpenFile
-	dir    bool
-	files  []shard  // sorted by name
-	config []byte   // of a directory
-	index  []byte   // of a directory in shards
-	others []string // further files of a directory, slash-separated, sorted
-	where  map[string]int
-	coded  []Coded
-	isBase map[string]int // of coded
+	path    string // "" for OpenFile
+	dir     bool
+	files   []shard   // sorted by name
+	config  []byte    // of a directory
+	index   []byte    // of a directory in shards
+	others  []further // further files of a directory, sorted by name
+	origins []origin  // what was read
+	where   map[string]int
+	coded   []Coded
+	isBase  map[string]int // of coded
+}
+
+// further is a file that holds none of the model's tensors.
+type further struct {
+	name string // slash-separated, from the directory
+	origin
 }
 
 type shard struct {
-	name string // slash-separated, from the directory
+	name string // slash-separated, from the directory, clean
 	*safetensors.File
 }
 
@@ -51,6 +58,9 @@ type Coded struct {
 
 // Bytes returns the size of the codes and scales.
 func (c Coded) Bytes() int64 {
+	if c.Params.T == 0 {
+		return 0 // the zero value
+	}
 	return 4*int64(c.Geometry.CodesLen(c.Params)) + 2*int64(c.Geometry.Rows())
 }
 
@@ -64,7 +74,7 @@ func Open(path string) (*Model, error) {
 	m := &Model{path: path, where: map[string]int{}, isBase: map[string]int{}}
 	if err := m.open(); err != nil {
 		m.Close()
-		return nil, fmt.Errorf("artifact: %w", err)
+		return nil, err
 	}
 	return m, nil
 }
@@ -80,7 +90,7 @@ func OpenFile(r io.ReaderAt, size int64) (*Model, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("artifact: %w", err)
+		return nil, err
 	}
 	return m, nil
 }
@@ -103,11 +113,15 @@ func (m *Model) open() error {
 		if m.dir {
 			path = filepath.Join(m.path, filepath.FromSlash(name))
 		}
+		o, err := originOf(path)
+		if err != nil {
+			return err
+		}
 		f, err := safetensors.Open(path)
 		if err != nil {
 			return err
 		}
-		m.files = append(m.files, shard{name, f})
+		m.files, m.origins = append(m.files, shard{name, f}), append(m.origins, o)
 	}
 	if err := m.place(weightMap); err != nil {
 		return err
@@ -118,21 +132,21 @@ func (m *Model) open() error {
 // list finds the files of a directory and returns the names of those with
 // tensors, and for a model in shards the shard of each tensor.
 func (m *Model) list() (names []string, weightMap map[string]string, err error) {
-	if m.config, err = os.ReadFile(filepath.Join(m.path, configName)); err != nil {
+	if m.config, err = m.readFile(configName); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrModel, err)
 	}
-	m.index, err = os.ReadFile(filepath.Join(m.path, indexName))
+	m.index, err = m.readFile(indexName)
 	switch {
 	case err == nil:
 		if weightMap, err = parseWeightMap(m.index); err != nil {
 			return nil, nil, fmt.Errorf("%w: %s: %w", ErrModel, indexName, err)
 		}
 		names = slices.Compact(slices.Sorted(maps.Values(weightMap)))
+		if err := distinct(append([]string{configName, indexName}, names...)); err != nil {
+			return nil, nil, err
+		}
 		var missing []string
 		for _, name := range names {
-			if !filepath.IsLocal(filepath.FromSlash(name)) {
-				return nil, nil, fmt.Errorf("%w: %s names %q, which is outside of the directory", ErrModel, indexName, name)
-			}
 			if _, err := os.Stat(filepath.Join(m.path, filepath.FromSlash(name))); errors.Is(err, fs.ErrNotExist) {
 				missing = append(missing, name)
 			}
@@ -152,41 +166,70 @@ func (m *Model) list() (names []string, weightMap map[string]string, err error) 
 	return names, weightMap, err
 }
 
-// otherFiles lists the regular files below dir, links to files among them,
-// except for skip and for the directories of Git and of download caches.
-func otherFiles(dir string, skip []string) ([]string, error) {
+// readFile reads a file of the directory.
+func (m *Model) readFile(name string) ([]byte, error) {
+	text, o, err := readFile(filepath.Join(m.path, name))
+	if err == nil {
+		m.origins = append(m.origins, o)
+	}
+	return text, err
+}
+
+// otherFiles lists the regular files below dir, links to files among them, except for skip and for what Git and
+// download caches keep there.
+func otherFiles(dir string, skip []string) ([]further, error) {
 	dir, err := filepath.EvalSymlinks(dir) // a walk does not follow the first one
 	if err != nil {
 		return nil, err
 	}
-	var result []string
+	var result []further
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if d.IsDir() {
-			if path != dir && (d.Name() == ".git" || d.Name() == ".cache") {
-				return filepath.SkipDir
-			}
+		case path != dir && left(d) && d.IsDir():
+			return filepath.SkipDir
+		case d.IsDir() || left(d):
 			return nil
-		}
-		st, err := os.Stat(path)
-		if err != nil {
-			return err
-		}
-		if !st.Mode().IsRegular() {
-			return fmt.Errorf("%w: %s is not a regular file", ErrModel, path)
 		}
 		rel, err := filepath.Rel(dir, path)
 		if err != nil {
 			return err
 		}
-		if rel = filepath.ToSlash(rel); !slices.Contains(skip, rel) {
-			result = append(result, rel)
+		if rel = filepath.ToSlash(rel); slices.Contains(skip, rel) {
+			return nil
 		}
+		o, err := originOf(path)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrModel, err)
+		}
+		result = append(result, further{rel, o})
 		return nil
 	})
 	return result, err
+}
+
+// twice lists the further files that hold tensors of the model's names, such as a stale single file beside
+// shards, with such a tensor and the file that the model has it in.
+func (m *Model) twice() []string {
+	var result []string
+	for _, o := range m.others {
+		if !strings.EqualFold(filepath.Ext(o.name), ".safetensors") {
+			continue
+		}
+		f, err := safetensors.Open(o.path)
+		if err != nil {
+			continue // no model's; copied like any other file
+		}
+		for _, t := range f.Tensors() {
+			if i, ok := m.where[t.Name]; ok {
+				result = append(result, fmt.Sprintf("%s holds a tensor %q too, which the model has in %s", o.name, t.Name, m.files[i].name))
+				break
+			}
+		}
+		f.Close()
+	}
+	return result
 }
 
 func parseWeightMap(index []byte) (map[string]string, error) {
@@ -212,7 +255,9 @@ func parseWeightMap(index []byte) (map[string]string, error) {
 		if err := json.Unmarshal(names.raw(n), &file); err != nil {
 			return nil, fmt.Errorf("weight_map: %q: %w", n.key, err)
 		}
-		result[n.key] = file
+		if result[n.key], err = cleanName(file); err != nil {
+			return nil, fmt.Errorf("weight_map: %q: %w", n.key, err)
+		}
 	}
 	return result, nil
 }
@@ -235,6 +280,12 @@ func (m *Model) place(weightMap map[string]string) error {
 	return nil
 }
 
+// has reports whether a tensor of a file is the model's: the index, where there is one, lists it there.
+func (m *Model) has(file int, name string) bool {
+	i, ok := m.where[name]
+	return ok && i == file
+}
+
 // lookup finds a tensor.
 func (m *Model) lookup(name string) (file int, info safetensors.Info, ok bool) {
 	file, ok = m.where[name]
@@ -248,7 +299,7 @@ func (m *Model) lookup(name string) (file int, info safetensors.Info, ok bool) {
 // none.
 func (m *Model) quantization() ([]byte, error) {
 	if !m.dir {
-		if q, ok := m.files[0].Metadata()[quantizationKey]; ok {
+		if q, ok := m.Metadata()[quantizationKey]; ok {
 			return []byte(q), nil
 		}
 		return nil, nil
@@ -347,7 +398,7 @@ func (m *Model) Plain() []Tensor {
 func (m *Model) codes(file int, name string) bool {
 	base, suffix := cutSuffix(name)
 	_, ok := m.isBase[base]
-	return ok && suffix != "" && m.where[name] == file
+	return ok && suffix != "" && m.has(file, name)
 }
 
 // Files returns the names of the files that hold tensors.
@@ -364,7 +415,7 @@ func (m *Model) IsDir() bool { return m.dir }
 
 // Metadata returns the metadata of a model that is one file.
 func (m *Model) Metadata() map[string]string {
-	if m.dir {
+	if m.dir || len(m.files) == 0 {
 		return nil
 	}
 	return m.files[0].Metadata()
@@ -375,7 +426,7 @@ func (m *Model) Metadata() map[string]string {
 func (m *Model) Matrix(base string) (*trellis.Matrix, error) {
 	i, ok := m.isBase[base]
 	if !ok {
-		return nil, fmt.Errorf("artifact: %w: there is no coded matrix %q", ErrSelection, base)
+		return nil, fmt.Errorf("%w: there is no coded matrix %q", ErrSelection, base)
 	}
 	t, _, err := m.read(m.coded[i])
 	return t, err

@@ -115,20 +115,17 @@ func (b *build) keepPart(part, parts int, owner map[string]int) {
 // would have written. Errors wrap ErrParts or are those of reading and writing.
 func Merge(ctx context.Context, parts []string, out string, run RunOptions) (Result, error) {
 	b, err := mergeBuild(parts, out, run)
-	if err == nil {
-		defer b.closeSources()
-		var r Result
-		if r, err = b.run(ctx); err == nil {
-			return r, nil
-		}
+	if err != nil {
+		return Result{}, err
 	}
-	return Result{}, fmt.Errorf("artifact: %w", err)
+	defer b.closeSources()
+	return b.run(ctx)
 }
 
 func mergeBuild(parts []string, out string, run RunOptions) (_ *build, err error) {
 	b := &build{
-		out: filepath.Clean(out), force: run.Force, report: run.Progress,
-		texts: map[string][]byte{}, links: map[string]string{},
+		given: out, out: filepath.Clean(out), force: run.Force, report: run.Progress,
+		texts: map[string][]byte{}, links: map[string]origin{}, apart: parts,
 	}
 	defer func() {
 		if err != nil {
@@ -145,16 +142,20 @@ func mergeBuild(parts []string, out string, run RunOptions) (_ *build, err error
 	}
 	b.options = "merge " + of.Run
 	for _, f := range of.Files {
-		if !filepath.IsLocal(filepath.FromSlash(f.Name)) {
-			return nil, fmt.Errorf("%w: file %q is outside of the model", ErrParts, f.Name)
+		if name, err := cleanName(f.Name); err != nil || name != f.Name {
+			return nil, fmt.Errorf("%w: a file called %q", ErrParts, f.Name)
 		}
 		o := outFile{name: f.Name, meta: f.Metadata, copies: map[string]*safetensors.File{}}
 		sources := make([]*safetensors.File, len(dirs))
 		for i, dir := range dirs {
-			if sources[i], err = safetensors.Open(filepath.Join(dir, filepath.FromSlash(f.Name))); err != nil {
+			origin, err := originOf(filepath.Join(dir, filepath.FromSlash(f.Name)))
+			if err != nil {
 				return nil, err
 			}
-			b.sources = append(b.sources, sources[i])
+			if sources[i], err = safetensors.Open(origin.path); err != nil {
+				return nil, err
+			}
+			b.sources, b.origins = append(b.sources, sources[i]), append(b.origins, origin)
 		}
 		for _, t := range f.Tensors {
 			if t.Part < 1 || t.Part > len(dirs) {
@@ -178,13 +179,8 @@ func mergeBuild(parts []string, out string, run RunOptions) (_ *build, err error
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range others {
-		b.links[name] = filepath.Join(dirs[0], filepath.FromSlash(name))
-	}
-	for _, dir := range dirs {
-		if err := apart(dir, true, out); err != nil {
-			return nil, err
-		}
+	for _, f := range others {
+		b.links[f.name] = f.origin
 	}
 	return b, nil
 }
@@ -225,12 +221,12 @@ func readParts(parts []string) (manifest, []string, error) {
 
 func readManifest(dir string) (manifest, error) {
 	var m manifest
-	text, err := os.ReadFile(filepath.Join(dir, partName))
+	text, _, err := readFile(filepath.Join(dir, partName))
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, e := os.Stat(dir + partialSuffix); e == nil {
 			return m, fmt.Errorf("%w: %s is not finished", ErrParts, dir)
 		}
-		return m, fmt.Errorf("%w: %s is no part: it has no %s", ErrParts, dir, partName)
+		return m, fmt.Errorf("%w: %s is not a part: it has no %s", ErrParts, dir, partName)
 	}
 	if err != nil {
 		return m, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -21,8 +20,8 @@ import (
 
 // Environment of the process that TestKilled starts and kills.
 const (
-	victimEnv = "ARTIFACT_TEST_VICTIM" // source and output, separated by a line end
-	dieAtEnv  = "ARTIFACT_TEST_DIE_AT" // the progress report at which it kills itself
+	victimEnv = "MODEL_TEST_VICTIM" // source and output, separated by a line end
+	dieAtEnv  = "MODEL_TEST_DIE_AT" // the progress report at which it kills itself
 )
 
 // TestMain lets the test binary be a process to kill.
@@ -230,9 +229,6 @@ func TestResume(t *testing.T) {
 			text[n] ^= 1
 			put(t, path, string(text))
 		}, 2},
-		{"what was being replaced", func(t *testing.T, partial string) {
-			put(t, filepath.Join(partial, replacedName, "config.json"), "old")
-		}, 3},
 		{"no files", func(t *testing.T, partial string) { os.RemoveAll(filepath.Join(partial, modelName)) }, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -329,41 +325,6 @@ func TestResumeRefused(t *testing.T) {
 	if len(tree(t, other+partialSuffix)) != 2 {
 		t.Error("it was changed")
 	}
-}
-
-// A run that was killed after it put its result in place leaves a husk, which
-// the next run removes before it refuses.
-func TestHusk(t *testing.T) {
-	src := many(t)
-	out := filepath.Join(t.TempDir(), "out")
-	encode(t, src, out, opts())
-	put(t, filepath.Join(out+partialSuffix, journalName), "{}\n")
-	if _, err := plan(t, src, opts()).Encode(context.Background(), out, run()); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("finished: %v", err)
-	}
-	absent(t, out+partialSuffix)
-
-	one := filepath.Join(src, "model-0.safetensors")
-	encode(t, one, out+".st", opts())
-	before := tree(t, out+".st")
-	put(t, filepath.Join(out+".st"+partialSuffix, journalName), "{}\n")
-	if err := os.Mkdir(filepath.Join(out+".st"+partialSuffix, modelName), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Link(out+".st", filepath.Join(out+".st"+partialSuffix, modelName, "model-0.safetensors")); err != nil {
-		t.Skip(err)
-	}
-	force := run()
-	force.Force = true
-	o := opts()
-	o.Params.K = 1
-	if _, err := plan(t, one, o).Encode(context.Background(), out+".st", force); err != nil {
-		t.Fatal(err)
-	}
-	if after := tree(t, out+".st"); after["."] == before["."] {
-		t.Error("nothing was replaced")
-	}
-	absent(t, out+".st"+partialSuffix)
 }
 
 // Two runs at once do not mix.

@@ -64,7 +64,7 @@ func gauss(r *rand.Rand, n int, scale float64) []float32 {
 func encode(t *testing.T, w []float32, h []float64, p trellis.Params, g trellis.Geometry, o Options, workers int) (trellis.Matrix, []float32, Report) {
 	t.Helper()
 	o.Block = BlockFor(p, g.Axis)
-	f, err := Prepare(h, g.In, o)
+	f, err := Prepare(context.Background(), h, g.In, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -472,7 +472,7 @@ func TestNeverWorse(t *testing.T) {
 func TestEncodeErrors(t *testing.T) {
 	g := trellis.Geometry{Axis: 1, Out: 16, In: 16}
 	prepare := func(n, block int) *Feedback {
-		f, err := Prepare(identity(n), n, Options{Block: block})
+		f, err := Prepare(context.Background(), identity(n), n, Options{Block: block})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -591,7 +591,7 @@ func BenchmarkEncode(b *testing.B) {
 		b.Run(fmt.Sprintf("axis=%d", axis), func(b *testing.B) {
 			p := trellis.DefaultParams(2)
 			p.T = 32
-			f, err := Prepare(l.h, l.in, Options{Block: BlockFor(p, axis)})
+			f, err := Prepare(context.Background(), l.h, l.in, Options{Block: BlockFor(p, axis)})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -48,6 +48,7 @@
 package ldlq
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -111,6 +112,17 @@ type Feedback struct {
 	a []float64
 }
 
+// Check returns the ErrHessian that Prepare returns before it factors h [n, n]: an
+// entry that is not finite, a negative diagonal, a zero one throughout, or a
+// matrix that is not symmetric. It returns ctx.Err() soon after ctx ends.
+func Check(ctx context.Context, h []float64, n int) error {
+	if n < 1 || n > MaxN || len(h) != n*n {
+		return fmt.Errorf("%w: Hessian of %d values for n = %d, want n² with n from 1 to %d", ErrShape, len(h), n, MaxN)
+	}
+	_, err := check(ctx, h, n)
+	return err
+}
+
 // Prepare factors the Hessian h [n, n], row-major, the XᵀX/n (or any positive
 // multiple) of inputs X. h is neither kept nor changed; its lower triangle is
 // what counts. It takes about n³/6 + n²·Block/2 multiplications.
@@ -120,8 +132,9 @@ type Feedback struct {
 // took an eigenvalue below zero) ten and a hundred times the damping are tried;
 // then it is an ErrHessian, as are an entry that is not finite, a negative
 // diagonal, a zero one throughout, and a matrix that is not symmetric. Sizes
-// that do not fit together or exceed MaxN are an ErrShape.
-func Prepare(h []float64, n int, o Options) (*Feedback, error) {
+// that do not fit together or exceed MaxN are an ErrShape. Prepare returns
+// ctx.Err() soon after ctx ends.
+func Prepare(ctx context.Context, h []float64, n int, o Options) (*Feedback, error) {
 	if o.Damp == 0 {
 		o.Damp = DefaultDamp
 	}
@@ -134,7 +147,7 @@ func Prepare(h []float64, n int, o Options) (*Feedback, error) {
 	if o.Block < 1 || n%o.Block != 0 {
 		return nil, fmt.Errorf("%w: blocks of %d columns in a Hessian [%d, %d]", ErrShape, o.Block, n, n)
 	}
-	mean, err := check(h, n)
+	mean, err := check(ctx, h, n)
 	if err != nil {
 		return nil, err
 	}
@@ -159,22 +172,28 @@ func Prepare(h []float64, n int, o Options) (*Feedback, error) {
 			}
 			f.a[i*n+i] = diag[i] + lambda
 		}
-		if cholesky(f.a, n) && f.divide() {
+		if cholesky(ctx, f.a, n) && f.divide(ctx) {
 			f.restore(diag)
 			return f, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
 		}
 	}
 	return nil, fmt.Errorf("%w: [%d, %d] is not positive definite with %v times its mean diagonal added", ErrHessian, n, n, f.damp)
 }
 
 // check returns the mean of the diagonal, in order.
-func check(h []float64, n int) (mean float64, err error) {
+func check(ctx context.Context, h []float64, n int) (mean float64, err error) {
 	for i, v := range h {
 		if math.IsNaN(v) || math.IsInf(v, 0) {
 			return 0, fmt.Errorf("%w: h[%d, %d] = %v", ErrHessian, i/n, i%n, v)
 		}
 	}
 	for i := range n {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
 		d := h[i*n+i]
 		if d < 0 {
 			return 0, fmt.Errorf("%w: h[%d, %d] = %v is negative", ErrHessian, i, i, d)
@@ -206,12 +225,16 @@ func (f *Feedback) Damp() float64 { return f.damp }
 
 // cholesky replaces the lower triangle of a [n, n] by C with C·Cᵀ = a. Each
 // element is a_ij − c_i0·c_j0 − c_i1·c_j1 … from left to right, then divided.
-// It reports whether every pivot was positive and finite.
-func cholesky(a []float64, n int) bool {
+// It reports whether every pivot was positive and finite; it gives up when ctx
+// ends.
+func cholesky(ctx context.Context, a []float64, n int) bool {
 	// Four columns at a time: four sums that do not wait for each other.
 	const width = 4
 	for j := 0; j < n; j += width {
 		for i := j; i < n; i++ {
+			if i%64 == 0 && ctx.Err() != nil {
+				return false
+			}
 			row, done := a[i*n:][:n], 0
 			if i >= j+width {
 				subtract4(row, a[j*n:], n, j)
@@ -255,10 +278,13 @@ func subtract4(row, rows []float64, n, j int) {
 
 // divide turns the Cholesky factor C into L: each block below a diagonal block
 // C_bb is multiplied by its inverse from the right. It reports whether all of L
-// is finite.
-func (f *Feedback) divide() bool {
+// is finite; it gives up when ctx ends.
+func (f *Feedback) divide(ctx context.Context) bool {
 	for b := 0; b < f.n; b += f.block {
 		for i := b + f.block; i < f.n; i++ {
+			if i%64 == 0 && ctx.Err() != nil {
+				return false
+			}
 			x := f.a[i*f.n+b:][:f.block]
 			for j := f.block - 1; j >= 0; j-- {
 				c := f.a[(b+j)*f.n+b:][:j+1]

@@ -1,6 +1,7 @@
 package ldlq
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -73,7 +74,7 @@ func TestFactor(t *testing.T) {
 				continue
 			}
 			before := slices.Clone(c.h)
-			f, err := Prepare(c.h, n, Options{Block: block})
+			f, err := Prepare(context.Background(), c.h, n, Options{Block: block})
 			if err != nil {
 				t.Fatalf("%s: %v", c.name, err)
 			}
@@ -135,7 +136,7 @@ func TestFactor(t *testing.T) {
 func TestFactorExact(t *testing.T) {
 	// L·D·Lᵀ of L = [1; 2 1; −1 3 1], D = (4, 1, 9); the damping rounds away.
 	h := []float64{4, 8, -4, 8, 17, -5, -4, -5, 22}
-	f, err := Prepare(h, 3, Options{Block: 1, Damp: 1e-30})
+	f, err := Prepare(context.Background(), h, 3, Options{Block: 1, Damp: 1e-30})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +179,7 @@ func TestPrepareErrors(t *testing.T) {
 		{"overflow", []float64{math.MaxFloat64, 0, 0, math.MaxFloat64}, 2, Options{Block: 1}, ErrHessian, "Inf"},
 		{"indefinite", []float64{1, 5, 5, 1}, 2, Options{Block: 1}, ErrHessian, "not positive definite with 1 times"},
 	} {
-		f, err := Prepare(c.h, c.n, c.o)
+		f, err := Prepare(context.Background(), c.h, c.n, c.o)
 		if !errors.Is(err, c.err) || !strings.HasPrefix(err.Error(), "ldlq: ") || !strings.Contains(err.Error(), c.says) || f != nil {
 			t.Errorf("%s: %v, %v, want %v saying %q", c.name, f, err, c.err, c.says)
 		}
@@ -210,7 +211,7 @@ func TestDamping(t *testing.T) {
 		{"asked for", []float64{1, 1.5, 1.5, 1}, Options{Damp: 0.75}, 0.75},
 	} {
 		c.o.Block = 1
-		f, err := Prepare(c.h, int(math.Sqrt(float64(len(c.h)))), c.o)
+		f, err := Prepare(context.Background(), c.h, int(math.Sqrt(float64(len(c.h)))), c.o)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		} else if math.Abs(f.Damp()/c.want-1) > 1e-12 {
@@ -231,7 +232,7 @@ func BenchmarkPrepare(b *testing.B) {
 		b.Run(fmt.Sprintf("n=%d/block=%d", c.n, c.block), func(b *testing.B) {
 			h := gram(rand.New(rand.NewPCG(3, 0)), 8, c.n)
 			for b.Loop() {
-				if _, err := Prepare(h, c.n, Options{Block: c.block}); err != nil {
+				if _, err := Prepare(context.Background(), h, c.n, Options{Block: c.block}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -4,13 +4,13 @@
 //
 // A coded matrix <base> is two tensors, <base>.weight (uint32 codes) and
 // <base>.scales (f16), and an entry that names its parameters: in config.json
-// under "quantization", or in the metadata of a file that stands alone. All
-// else is the source's, byte for byte.
+// under "quantization", or in the metadata of a file that stands alone.
+// Everything else is copied byte for byte.
 //
-// What is being written lies in OUT.partial beside OUT until it is whole.
-// There a journal names the finished tensors with the digests of what they
-// were made from and of what was written, so that a run that was killed goes
-// on where it stopped and ends with the same bytes.
+// Output is built in OUT.partial and renamed to OUT when complete. There a
+// journal lists the finished tensors with digests of their sources and of what
+// was written, so that the next run resumes after a run that was killed and
+// ends with the same bytes. docs/promises.md says what holds meanwhile.
 package model
 
 import (
@@ -30,7 +30,8 @@ var (
 	// ErrEntry reports an entry that is malformed or that disagrees with its
 	// tensors.
 	ErrEntry = errors.New("malformed entry")
-	// ErrModel reports a directory or file that is no model, or lacks a part.
+	// ErrModel reports a directory or file that is not a model, lacks a part of
+	// one, or has a part twice.
 	ErrModel = errors.New("not a model")
 	// ErrTensor reports a tensor that cannot be coded as asked.
 	ErrTensor = errors.New("cannot be coded")
@@ -38,6 +39,10 @@ var (
 	ErrSelection = errors.New("nothing selected")
 	// ErrPartial reports an unfinished output of a run that does not match.
 	ErrPartial = errors.New("unfinished output of another run")
+	// ErrOutput reports a path that cannot be an output.
+	ErrOutput = errors.New("cannot be the output")
+	// ErrChanged reports a source that was written to while it was read.
+	ErrChanged = errors.New("the source has changed")
 	// ErrParts reports parts that do not make a whole.
 	ErrParts = errors.New("parts do not fit together")
 )
