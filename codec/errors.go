@@ -64,15 +64,3 @@ func (e *Error) Error() string {
 
 // Unwrap returns the class of the error.
 func (e *Error) Unwrap() error { return e.Err }
-
-// NonFinite returns the ErrNonFinite of element index of a tensor, whose value
-// is v.
-func NonFinite(tensor string, index int, v float32) error {
-	return &Error{Err: ErrNonFinite, Tensor: tensor, Index: index, Reason: strconv.FormatFloat(float64(v), 'g', -1, 32)}
-}
-
-// ScaleOverflow returns the ErrScaleOverflow of the group that starts at
-// element index of a tensor.
-func ScaleOverflow(tensor string, index int, t DType) error {
-	return &Error{Err: ErrScaleOverflow, Tensor: tensor, Index: index, Reason: "the scale of the group that starts here exceeds " + t.String()}
-}

@@ -2,9 +2,6 @@ package codec
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"slices"
 
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
@@ -47,77 +44,4 @@ type Trellis interface {
 	// o.Weights. Any types go together. NaN and infinities propagate as
 	// IEEE 754 says.
 	MatMul(y, x Tensor, m *trellis.Matrix, o ProductOptions) error
-}
-
-// CheckMatrix reports whether m is a packed matrix with parameters p, as far
-// as decoding is concerned: the same L, K, T and code, and slices of the exact
-// lengths. Backends call it before they decode.
-func CheckMatrix(m *trellis.Matrix, p trellis.Params) error {
-	if m == nil {
-		return &Error{Err: ErrShape, Tensor: "codes", Index: NoIndex, Reason: "no matrix"}
-	}
-	if q := m.Params; q.L != p.L || q.K != p.K || q.T != p.T || q.Code != p.Code {
-		return &Error{Err: ErrParams, Tensor: "codes", Index: NoIndex,
-			Reason: fmt.Sprintf("packed with L=%d, K=%d, T=%d, code %v, not %d, %d, %d, %v", q.L, q.K, q.T, q.Code, p.L, p.K, p.T, p.Code)}
-	}
-	return TrellisError("codes", m.Validate())
-}
-
-// CheckRows reports whether dst is a writable [n, In] tensor for rows first to
-// first+n−1 of a valid matrix.
-func CheckRows(dst Tensor, m *trellis.Matrix, first int) error {
-	if err := dst.ValidateOutput("dst weights"); err != nil {
-		return err
-	}
-	if len(dst.Shape) != 2 || dst.Shape[1] != m.Geometry.In {
-		return &Error{Err: ErrShape, Tensor: "dst weights", Index: NoIndex, Reason: fmt.Sprintf("shape %v, want [rows, %d]", clone(dst.Shape), m.Geometry.In)}
-	}
-	if n := dst.Shape[0]; first < 0 || n > m.Geometry.Out || first > m.Geometry.Out-n {
-		return &Error{Err: ErrShape, Tensor: "dst weights", Index: NoIndex, Reason: fmt.Sprintf("%d rows from row %d of %d", n, first, m.Geometry.Out)}
-	}
-	return nil
-}
-
-// CheckWeights reports whether x, and recon unless it is the zero Tensor, are
-// matrices that g describes and p can code.
-func CheckWeights(recon, x Tensor, g trellis.Geometry, p trellis.Params) error {
-	if err := TrellisError("weights", g.Validate(p)); err != nil {
-		return err
-	}
-	if p.FreeEnds {
-		return paramsError("free-ended blocks have no packed form")
-	}
-	if err := x.Validate("weights"); err != nil {
-		return err
-	}
-	want := []int{g.Out, g.In}
-	if !slices.Equal(x.Shape, want) {
-		return &Error{Err: ErrShape, Tensor: "weights", Index: NoIndex, Reason: fmt.Sprintf("shape %v, want %v", clone(x.Shape), want)}
-	}
-	if recon.DType == 0 && recon.Shape == nil && recon.Data == nil {
-		return nil
-	}
-	return CheckOutput("reconstruction", recon, want)
-}
-
-// TrellisError returns an error of package trellis about the named operand as
-// an *Error of the same meaning, and nil for nil.
-func TrellisError(tensor string, err error) error {
-	if err == nil {
-		return nil
-	}
-	e := &Error{Err: ErrShape, Tensor: tensor, Index: NoIndex, Reason: err.Error()}
-	switch {
-	case errors.Is(err, trellis.ErrParams):
-		e.Err = ErrParams
-	case errors.Is(err, trellis.ErrNonFinite):
-		e.Err = ErrNonFinite
-	case errors.Is(err, trellis.ErrSampleRange), errors.Is(err, trellis.ErrScaleOverflow):
-		e.Err = ErrScaleOverflow
-	}
-	var v *trellis.ValueError
-	if errors.As(err, &v) {
-		e.Index, e.Reason = v.Index, fmt.Sprint(v.Value)
-	}
-	return e
 }

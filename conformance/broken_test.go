@@ -48,11 +48,13 @@ func (m *mutant) KV(p codec.KVParams) (codec.KV, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &mutantKV{kv, refStages(p), m}, nil
+	checks, err := m.Backend.KV(p)
+	return &mutantKV{kv, checks, refStages(p), m}, err
 }
 
 type mutantKV struct {
 	codec.KV
+	checks codec.KV // shows whether the reference takes operands, and counts nothing
 	stages *ref.KV
 	m      *mutant
 }
@@ -250,13 +252,16 @@ func (k *mutantKV) decode(dst codec.Tensor, codes []byte, f func(dst codec.Tenso
 }
 
 func (k *mutantKV) DecodeKeys(dst codec.Tensor, p codec.Keys) error {
-	if err := k.KV.DecodeKeys(copied(dst), p); err != nil {
+	if err := k.checks.DecodeKeys(copied(dst), p); err != nil {
 		return err
 	}
 	return k.decode(dst, p.Codes, func(dst codec.Tensor, codes []byte) error {
 		p.Codes = codes
 		if k.m.dequant == nil {
 			return k.KV.DecodeKeys(dst, p)
+		}
+		if err := k.KV.DecodeKeys(copied(dst), p); err != nil { // which counts
+			return err
 		}
 		row := make([]float32, dst.Dim())
 		for r := range dst.Rows() {
@@ -267,6 +272,9 @@ func (k *mutantKV) DecodeKeys(dst codec.Tensor, p codec.Keys) error {
 					x = float32(int8(st.Index[i]))
 				}
 				row[i] = k.m.dequant(x, st.Zero[g], st.Scale[g])
+				if k.Params().Policy == codec.Finite && dst.DType == codec.F16 && f32.IsFinite(row[i]) {
+					row[i] = min(max(row[i], -65504), 65504)
+				}
 			}
 			dst.StoreRow(r, row)
 		}
@@ -275,7 +283,7 @@ func (k *mutantKV) DecodeKeys(dst codec.Tensor, p codec.Keys) error {
 }
 
 func (k *mutantKV) DecodeValues(dst codec.Tensor, p codec.Values) error {
-	if err := k.KV.DecodeValues(copied(dst), p); err != nil {
+	if err := k.checks.DecodeValues(copied(dst), p); err != nil {
 		return err
 	}
 	return k.decode(dst, p.Codes, func(dst codec.Tensor, codes []byte) error {
@@ -307,7 +315,7 @@ func (k *mutantKV) DecodeValues(dst codec.Tensor, p codec.Values) error {
 }
 
 func (k *mutantKV) DecodeValuesRotated(dst codec.Tensor, p codec.Values) error {
-	if err := k.KV.DecodeValues(copied(dst), p); err != nil {
+	if err := k.checks.DecodeValues(copied(dst), p); err != nil {
 		return err
 	}
 	return k.decode(dst, p.Codes, func(dst codec.Tensor, codes []byte) error {
@@ -317,7 +325,7 @@ func (k *mutantKV) DecodeValuesRotated(dst codec.Tensor, p codec.Values) error {
 }
 
 func (k *mutantKV) Decode(dstK, dstV codec.Tensor, x codec.Keys, v codec.Values) error {
-	if err := k.KV.Decode(copied(dstK), copied(dstV), x, v); err != nil {
+	if err := k.checks.Decode(copied(dstK), copied(dstV), x, v); err != nil {
 		return err
 	}
 	if err := k.DecodeKeys(dstK, x); err != nil {
@@ -327,7 +335,7 @@ func (k *mutantKV) Decode(dstK, dstV codec.Tensor, x codec.Keys, v codec.Values)
 }
 
 func (k *mutantKV) DecodeRotated(dstK, dstV codec.Tensor, x codec.Keys, v codec.Values) error {
-	if err := k.KV.Decode(copied(dstK), copied(dstV), x, v); err != nil {
+	if err := k.checks.Decode(copied(dstK), copied(dstV), x, v); err != nil {
 		return err
 	}
 	if err := k.DecodeKeys(dstK, x); err != nil {

@@ -51,6 +51,7 @@ var allCases = func() func() []Case {
 			cases = append(cases, encodeCases()...)
 			cases = append(cases, decodeCases()...)
 			cases = append(cases, unrotateCases()...)
+			cases = append(cases, saturationCases()...)
 			cases = append(cases, trellisCases()...)
 			cases = append(cases, digestCases()...)
 			cases = unique(cases)
@@ -349,6 +350,40 @@ func decodeCases() []Case {
 						p.Policy = t.policy()
 						add(20, decodeCase{op: op, params: p, dtype: dt, layout: plain, data: normalData})
 					}
+				}
+			}
+		}
+	}
+	return cases
+}
+
+// saturationCases decode to more than f16 holds, under both policies.
+func saturationCases() []Case {
+	var cases []Case
+	t := &turn{}
+	add := func(op string, p codec.KVParams) {
+		for _, policy := range policies {
+			for _, dt := range dtypes {
+				p.Policy = policy
+				c := (&decodeCase{op: op, params: p, dtype: dt, layout: t.layout(outputLayouts), data: f16Edge}).make()
+				c.short = dt == codec.F16 && sparse(c.Name, 4)
+				cases = append(cases, c)
+			}
+		}
+	}
+	for _, scale := range scaleTypes {
+		for _, group := range groups {
+			for i, f := range keyFormats {
+				add("DecodeKeys", keyParams(128, f, group, scale, codec.Finite))
+				for _, op := range jointOps {
+					p := valueParams(128, valueFormats[i%len(valueFormats)], group, scale, codec.Finite, codec.RMS)
+					p.HeadDim, p.Keys = 192, f
+					add(op, p)
+				}
+			}
+			for _, f := range valueFormats {
+				for _, op := range []string{"DecodeValues", "DecodeValuesRotated"} {
+					add(op, valueParams([]int{64, 192, 512}[t.step()%3], f, group, scale, codec.Finite, codec.RMS))
 				}
 			}
 		}

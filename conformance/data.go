@@ -80,6 +80,22 @@ var thresholds = []float32{0x1p-62, 0x1p-63, math.Float32frombits(0x1f800001), 0
 
 var normalData = data{name: "normal", fill: each(func(in *input, _ int) float32 { return in.s.normal() })}
 
+// f16Edge decodes to more than f16 holds, though it was encoded from less: keys
+// near the largest, values of normal distribution that is three quarters of it
+// wide at three sigma, and values of one element, which coarse levels decode to
+// a larger one.
+var f16Edge = data{name: "f16-edge", fill: each(func(in *input, i int) float32 {
+	switch {
+	case !in.values:
+		return pick(in.s, 65504, 65472, 60000)
+	case i/in.d%2 == 0:
+		return pick(in.s, 30000)
+	case i%in.d == i/in.d*7%in.d:
+		return -65504
+	}
+	return 0
+})}
+
 // kinds are the kinds of input, the plain one first.
 var kinds = []data{
 	normalData,

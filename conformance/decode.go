@@ -122,9 +122,12 @@ func (c *decodeCase) run(e *env) *Failure {
 	}
 	dstK, memK := outK.make(poisons[0])
 	dstV, memV := outV.make(poisons[0])
+	refBefore := e.refKV(p).Saturated()
 	wantK, wantV := c.want(e, c.dtype, c.op, k, v)
+	saturated := e.refKV(p).Saturated() - refBefore
 	e.note(c.dtype, wantK.Data)
 	e.note(c.dtype, wantV.Data)
+	before := kv.Saturated()
 	err := decode(kv, c.op, dstK, dstV, k, v)
 	for _, m := range mems {
 		if off, bad := m.changed(nil); bad {
@@ -144,7 +147,15 @@ func (c *decodeCase) run(e *env) *Failure {
 			return c.diagnose(e, true, f, k, v)
 		}
 	}
-	return nil
+	return sameSaturated(kv.Saturated()-before, saturated)
+}
+
+// sameSaturated compares how many elements a call saturated.
+func sameSaturated(got, want uint64) *Failure {
+	if got == want {
+		return nil
+	}
+	return failure(Round, "saturated", "%d elements, want %d", got, want)
 }
 
 // want returns what the reference decodes, row-major, in type t.

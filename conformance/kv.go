@@ -419,9 +419,11 @@ func (c *unrotateCase) run(e *env) *Failure {
 	x, m := in.tensor()
 	plain := dense(x)
 	want := codec.NewTensor(c.dtype, x.Shape...)
+	refBefore, before := e.refKV(c.params).Saturated(), e.kv(c.params).Saturated()
 	if err := e.refKV(c.params).Unrotate(want, plain); err != nil {
 		return failure(Error, "", "the reference: %v", err)
 	}
+	saturated := e.refKV(c.params).Saturated() - refBefore
 	e.note(c.dtype, want.Data)
 	out := output{name: "dst values", layout: c.layout, dtype: c.dtype, d: c.params.ValueHeadDim, s: seeded(c.name + " dst")}
 	call := func(dst codec.Tensor) error { return e.kv(c.params).Unrotate(dst, x) }
@@ -435,6 +437,9 @@ func (c *unrotateCase) run(e *env) *Failure {
 		if off, bad := m.changed(nil); bad {
 			return failure(Input, "values", "byte %d of the input changed", off)
 		}
+	}
+	if f == nil {
+		f = sameSaturated(e.kv(c.params).Saturated()-before, saturated)
 	}
 	if f == nil || f.Stage != Dequantize || e.brief {
 		return f

@@ -207,6 +207,39 @@ func TestTies(t *testing.T) {
 
 func f32Bits(x float32) uint32 { return uint32(ordered(elements(codec.FromF32([]float32{x}, 1)))) }
 
+// The cases of saturation saturate, each operation and format, and only under
+// Finite and to f16.
+func TestSaturationCases(t *testing.T) {
+	b := ref.New()
+	met := map[string]bool{}
+	for _, c := range saturationCases() {
+		before := uint64(0)
+		e := newEnv(b)
+		if f := c.run(e); f != nil {
+			t.Fatal(f)
+		}
+		var n uint64
+		for _, kv := range e.refKVs {
+			n += kv.Saturated() - before
+		}
+		if n > 0 {
+			if !strings.Contains(c.Name, "policy=finite,") || !strings.Contains(c.Name, "dtype=f16") {
+				t.Errorf("%s saturates %d", c.Name, n)
+			}
+			for _, part := range c.params() {
+				met[part] = true
+			}
+		}
+	}
+	for _, want := range []string{"DecodeKeys bits=8", "DecodeKeys signed=true", "DecodeKeys bits=5", "DecodeKeys bits=4", "DecodeKeys bits=3", "DecodeKeys bits=2",
+		"DecodeValues vbits=2", "DecodeValuesRotated vbits=3", "DecodeValuesRotated vbits=8", "Decode vbits=2", "DecodeRotated vbits=2",
+		"DecodeKeys scale=f32", "DecodeKeys scale=bf16", "DecodeValues scale=f16"} {
+		if !met[want] {
+			t.Errorf("no case of %s saturates", want)
+		}
+	}
+}
+
 // Errors are where the data put them, not only where the reference says.
 func TestNonFinite(t *testing.T) {
 	for name, want := range map[string]int{"nan": 191, "inf": 0, "negative-inf": 383, "nan-last": 383, "nan-first": 0} {

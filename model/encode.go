@@ -681,7 +681,7 @@ func (w *weights) check(data []byte, p trellis.Params) error {
 	for i := range len(data) / size {
 		v := w.dtype.Load(data[i*size:])
 		if !f32.IsFinite(v) {
-			return codec.NonFinite(strconv.Quote(w.name), i, v)
+			return &codec.Error{Err: codec.ErrNonFinite, Tensor: strconv.Quote(w.name), Index: i, Reason: fmt.Sprint(v)}
 		}
 		largest = max(largest, v, -v)
 	}
@@ -702,7 +702,7 @@ func (w *weights) check(data []byte, p trellis.Params) error {
 			row[c] = w.dtype.Load(data[(at+c*step)*size:])
 		}
 		if _, _, err := enc.RowScale(row); err != nil {
-			return w.placed(codec.TrellisError(w.name, err), r, at)
+			return w.placed(&codec.Error{Err: codec.ErrScaleOverflow, Reason: err.Error()}, r, at)
 		}
 	}
 	return nil

@@ -53,9 +53,6 @@ func widen(dst []float32, src []byte, t codec.DType) {
 	}
 }
 
-// saturates says that KV decoders under codec.Finite saturate. It goes when the reference does.
-const saturates = false
-
 // narrow rounds src to elements of type t in dst. Where saturate is set, a finite value that binary16 would make
 // an infinity becomes ±65504; narrow returns their number.
 func narrow(dst []byte, src []float32, t codec.DType, saturate bool) (saturated int) {
@@ -108,7 +105,7 @@ func narrow(dst []byte, src []float32, t codec.DType, saturate bool) (saturated 
 // toF16 is pack.ToF16 for any value, saturating if told to.
 func toF16(x float32, saturate bool) (h uint16, saturated int) {
 	h = pack.ToF16(x)
-	if saturates && saturate && h&0x7fff == 0x7c00 && math.Float32bits(x)&0x7fffffff < 0x7f800000 {
+	if saturate && h&0x7fff == 0x7c00 && math.Float32bits(x)&0x7fffffff < 0x7f800000 {
 		return h - 1, 1 // the largest finite value
 	}
 	return h, 0

@@ -76,9 +76,12 @@ func packedRows(name string, shape []int, dim int) (int, error) {
 	return n / dim, nil
 }
 
-func checkLen(name string, b []byte, rows, rowLen int) error {
-	if rows > math.MaxInt/rowLen || len(b) != rows*rowLen {
-		return shapeError(name, "%d bytes, want %d rows of %d", len(b), rows, rowLen)
+// checkPlanes checks that every plane has the exact length. of is "key " or "value ".
+func checkPlanes(of string, planes []codec.Plane, rows int) error {
+	for _, p := range planes {
+		if p.RowLen > 0 && rows > math.MaxInt/p.RowLen || len(p.Data) != rows*p.RowLen {
+			return shapeError(of+p.Name, "%d bytes, want %d rows of %d", len(p.Data), rows, p.RowLen)
+		}
 	}
 	return nil
 }
@@ -89,14 +92,7 @@ func checkDecodeKeys(p codec.KVParams, dst codec.Tensor, k codec.Keys) error {
 	if err != nil {
 		return err
 	}
-	codes, scales := p.KeyRowLen()
-	if err := checkLen("key codes", k.Codes, rows, codes); err != nil {
-		return err
-	}
-	if err := checkLen("key scales", k.Scales, rows, scales); err != nil {
-		return err
-	}
-	if err := checkLen("key zeros", k.Zeros, rows, scales); err != nil {
+	if err := checkPlanes("key ", k.Planes(p), rows); err != nil {
 		return err
 	}
 	return checkOutput("dst keys", dst, k.Shape)
@@ -108,11 +104,7 @@ func checkDecodeValues(p codec.KVParams, dst codec.Tensor, v codec.Values) error
 	if err != nil {
 		return err
 	}
-	codes, scales := p.ValueRowLen()
-	if err := checkLen("value codes", v.Codes, rows, codes); err != nil {
-		return err
-	}
-	if err := checkLen("value scales", v.Scales, rows, scales); err != nil {
+	if err := checkPlanes("value ", v.Planes(p), rows); err != nil {
 		return err
 	}
 	return checkOutput("dst values", dst, v.Shape)

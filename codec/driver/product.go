@@ -139,16 +139,11 @@ func (c *rows) check(a codec.AffineRows) error {
 		}
 	}
 	codes, scales := c.lens(dim, a.DType)
-	for _, part := range []struct {
-		name string
-		data []byte
-		len  int
-	}{{"weight codes", a.Codes, codes}, {"weight scales", a.Scales, scales}, {"weight biases", a.Biases, scales}} {
-		if err := checkLen(part.name, part.data, n, max(part.len, 1)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return checkPlanes("weight ", []codec.Plane{
+		{Name: "codes", RowLen: codes, Data: a.Codes},
+		{Name: "scales", RowLen: scales, DType: a.DType, Data: a.Scales},
+		{Name: "biases", RowLen: scales, DType: a.DType, Data: a.Biases},
+	}, n)
 }
 
 func (c *rows) Dequantize(dst codec.Tensor, a codec.AffineRows) error {

@@ -113,13 +113,10 @@ func (s *slab) valueTables(p codec.KVParams) (levels, signs gpu.Binding, err err
 	return levels, signs, err
 }
 
-// limiting is the policy that decoders are told: they limit nothing until the reference does.
-func (c *kv) limiting() uint32 { return shaders.PolicyCompat }
-
 // decode runs a decoder over the slabs of ops and returns how many elements it saturated. halves says that an
 // output is f16. add adds the dispatch; count is where the kernel counts, if it has something to count.
 func (c *kv) decode(ops []*operand, halves bool, add func(s *slab, count gpu.Binding) error) (saturated int, err error) {
-	counts := halves && c.limiting() == shaders.PolicyFinite
+	counts := halves && c.p.Policy == codec.Finite
 	err = c.e.over(context.Background(), 3, ops, func(s *slab) error {
 		count := s.at[0] // the kernel does not touch it
 		if counts {
@@ -154,7 +151,7 @@ func (c *kv) DecodeKeys(dst codec.Tensor, keys codec.Keys) (saturated int, err e
 	return c.decode(ops, dst.DType == codec.F16, func(s *slab, count gpu.Binding) error {
 		args := shaders.KeysDecodeArgs{
 			Codes: s.view[0], Scales: s.view[1], Zeros: s.view[2], Out: s.view[3], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height,
-			Dim: uint32(p.HeadDim), Group: uint32(p.Group), ScaleType: dtypes[p.ScaleType], OutType: dtypes[dst.DType], Wide: wide(s.view[3]), Policy: c.limiting(),
+			Dim: uint32(p.HeadDim), Group: uint32(p.Group), ScaleType: dtypes[p.ScaleType], OutType: dtypes[dst.DType], Wide: wide(s.view[3]), Policy: policies[c.p.Policy],
 		}
 		s.add(k, s.n, shaders.ElementGrid(p.HeadDim/8, s.n, k.pipeline.MaxThreads()), 0, &args, append(s.at, count)...)
 		return nil
@@ -179,7 +176,7 @@ func (c *kv) DecodeValues(dst codec.Tensor, v codec.Values, rotated bool) (satur
 		}
 		args := shaders.ValuesDecodeArgs{
 			Codes: s.view[0], Scales: s.view[1], Out: s.view[2], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height,
-			Dim: uint32(d), Group: uint32(p.Group), ScaleType: dtypes[p.ScaleType], OutType: dtypes[dst.DType], Wide: wide(s.view[2]), Policy: c.limiting(),
+			Dim: uint32(d), Group: uint32(p.Group), ScaleType: dtypes[p.ScaleType], OutType: dtypes[dst.DType], Wide: wide(s.view[2]), Policy: policies[c.p.Policy],
 		}
 		s.add(k, s.n, shaders.ElementGrid(d/8, s.n, k.pipeline.MaxThreads()), 0, &args, append(s.at, levels, count)...)
 		return nil
@@ -201,7 +198,7 @@ func (c *kv) jointArgs(s *slab, v []shaders.View, dstK, dstV codec.DType) shader
 		KCodes: v[0], KScales: v[1], KZeros: v[2], VCodes: v[3], VScales: v[4], KOut: v[5], VOut: v[6],
 		N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height,
 		KDim: uint32(p.HeadDim), KGroup: uint32(p.Group), VDim: uint32(p.ValueHeadDim), VGroup: uint32(p.Group),
-		ScaleType: dtypes[p.ScaleType], KType: dtypes[dstK], VType: dtypes[dstV], KWide: wide(v[5]), VWide: wide(v[6]), Policy: c.limiting(),
+		ScaleType: dtypes[p.ScaleType], KType: dtypes[dstK], VType: dtypes[dstV], KWide: wide(v[5]), VWide: wide(v[6]), Policy: policies[c.p.Policy],
 	}
 }
 
@@ -281,7 +278,7 @@ func (c *kv) Unrotate(dst, x codec.Tensor) (saturated int, err error) {
 		l := c.e.launchRow(k, d, s.n)
 		args := shaders.HadamardArgs{
 			X: s.view[0], Y: s.view[1], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height, Dim: uint32(d), Factor: uint32(factor(d)),
-			ThreadsPerRow: uint32(l.ThreadsPerRow), XType: dtypes[x.DType], YType: dtypes[dst.DType], Policy: c.limiting(), Norm: norm(d),
+			ThreadsPerRow: uint32(l.ThreadsPerRow), XType: dtypes[x.DType], YType: dtypes[dst.DType], Policy: policies[c.p.Policy], Norm: norm(d),
 		}
 		s.add(k, s.n, l.Grid, l.Bytes, &args, append(s.at, signs, count)...)
 		return nil

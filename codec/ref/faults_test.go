@@ -554,3 +554,55 @@ func TestDecodeEveryScale(t *testing.T) {
 		}
 	}
 }
+
+// Finite keys near the largest binary16 decode to finite ones: what would round
+// to an infinity is ±65504 and counted, under Finite and to f16 only.
+func TestFaultDecodesToInfinity(t *testing.T) {
+	x := codec.NewTensor(codec.F16, 4, 64)
+	for i := range x.Len() {
+		v := []float32{65504, -65504, 50000, -65472, 65280, -50000, 1}[i*i%7]
+		codec.F16.Store(x.Data[2*i:], v)
+	}
+	told := map[codec.Format]uint64{}
+	for _, f := range codec.KeyFormats() {
+		for _, policy := range []codec.Policy{codec.Finite, codec.Compat} {
+			kv := newKV(t, codec.KVParams{HeadDim: 64, Keys: f, Values: codec.Q2_0, Policy: policy})
+			var k codec.Keys
+			if err := kv.EncodeKeys(&k, x); err != nil {
+				t.Fatal(err)
+			}
+			wide, half, brain := codec.NewTensor(codec.F32, 4, 64), codec.NewTensor(codec.F16, 4, 64), codec.NewTensor(codec.BF16, 4, 64)
+			for _, y := range []codec.Tensor{wide, half, brain} {
+				if err := kv.DecodeKeys(y, k); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var want uint64
+			for i := range x.Len() {
+				v := float64(codec.F32.Load(wide.Data[4*i:]))
+				got := float64(codec.F16.Load(half.Data[2*i:]))
+				switch beyond := math.Abs(v) >= 65520; { // halfway between 65504 and 65536
+				case beyond && policy == codec.Finite:
+					want++
+					if got != math.Copysign(65504, v) {
+						t.Errorf("%v, %v: %v decodes to %v", f, policy, v, got)
+					}
+				case beyond && !math.IsInf(got, 0):
+					t.Errorf("%v, %v: %v decodes to %v", f, policy, v, got)
+				case !beyond && math.Abs(got-v) > 16:
+					t.Errorf("%v, %v: %v decodes to %v", f, policy, v, got)
+				}
+				if b := float64(codec.BF16.Load(brain.Data[2*i:])); math.Abs(b-v) > math.Abs(v)/256 {
+					t.Errorf("%v, %v: %v decodes to %v in bf16", f, policy, v, b)
+				}
+			}
+			if kv.Saturated() != want {
+				t.Errorf("%v, %v: %d saturated, want %d", f, policy, kv.Saturated(), want)
+			}
+			told[f] += want
+		}
+	}
+	if told[codec.Q8_0] == 0 || told[codec.Q2_0] == 0 {
+		t.Errorf("no key saturated: %v", told)
+	}
+}

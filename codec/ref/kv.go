@@ -239,10 +239,20 @@ func (c *KV) Unrotate(dst, x codec.Tensor) (saturated int, err error) {
 	return saturated, nil
 }
 
-// store rounds x into row r of dst.
+// store rounds x into row r of dst. Under Finite, a finite element that would
+// round to an infinity of f16 becomes ±65504 first; store returns how many did
+// (docs/numerics.md §2).
 func (c *KV) store(dst codec.Tensor, r int, x []float32) (saturated int) {
+	if c.params.Policy == codec.Finite && dst.DType == codec.F16 {
+		for i, v := range x {
+			if f32.IsFinite(v) && !f32.IsFinite(codec.F16.Round(v)) {
+				x[i] = float32(math.Copysign(65504, float64(v)))
+				saturated++
+			}
+		}
+	}
 	dst.StoreRow(r, x)
-	return 0
+	return saturated
 }
 
 // decodeKeyRow leaves row r of k in w.decoded.

@@ -61,10 +61,9 @@ DTYPES = ["f32", "f16", "bf16"]
 FORMATS = [(8, True), (8, False), (5, False), (4, False), (3, False), (2, False)]
 
 
-def out(x, t):
-    """Little-endian bytes of rows, NaN without payload."""
-    b = model.to_bits(x, t)
-    return clean(b, t)
+def out(x, t, policy="finite"):
+    """Little-endian bytes of rows that a KV decoder gives, NaN without payload."""
+    return clean(model.decoded_bits(x, t, policy), t)
 
 
 def clean(b, t):
@@ -78,7 +77,7 @@ def keys(p, i):
     (bits, signed), group, st, policy, t, d = FORMATS[f], [32, 64][g], SCALES[s], ["finite", "compat"][po], DTYPES[t], [64, 128, 192][d]
     e = model.encode_keys(rows(1, i, t, d), bits, signed, group, st, policy)
     _, y = model.decode_keys(e["codes"], e["scales"], e["zeros"], d, bits, signed, group, st)
-    return [clean(e["scales"], st), clean(e["zeros"], st), e["codes"], out(y, t)]
+    return [clean(e["scales"], st), clean(e["zeros"], st), e["codes"], out(y, t, policy)]
 
 
 def values(p, i):
@@ -95,7 +94,7 @@ def weights(p, i):
     k, code, rule, policy, t, T = k + 1, ["1mad", "3inst", "rand"][c], ["rms", "refit"][r], ["finite", "compat"][po], DTYPES[t], [32, 64][b]
     scales, states, words = trellis.encode(rows(3, i, "f32", 2 * T), k + 4, k, T, code, policy, rule)
     y = trellis.decode(scales, states, code, k + 4)
-    return [clean(scales, "f16"), words.astype("<u4").view(np.uint8), out(y, t)]
+    return [clean(scales, "f16"), words.astype("<u4").view(np.uint8), out(y, t, "compat")]
 
 
 DIGESTS = {"keys": (keys, 648), "values": (values, 1080), "weights": (weights, 288)}

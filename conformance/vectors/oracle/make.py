@@ -103,7 +103,7 @@ def keys():
                       {"headDim": d, "bits": bits, "signed": signed, "group": group, "scaleType": st, "policy": policy}, x, dt,
                       {"canon": floats(e["canon"]), "scale": floats(e["scale"]), "zero": floats(e["zero"]), "index": text(e["index"])},
                       {"codes": text(e["codes"]), "scales": stored(e["scales"], st), "zeros": stored(e["zeros"], st)},
-                      {"dtype": out, "bits": digest.out(y, out).tobytes().hex()})
+                      {"dtype": out, "bits": digest.out(y, out, policy).tobytes().hex()})
 
 
 def values():
@@ -142,7 +142,7 @@ def weights():
                       {"L": L, "K": k, "T": T, "code": code, "policy": policy, "rule": rule}, x, "f32",
                       {"canon": floats(model.canon(x)), "index": text(states.astype(np.uint16))},
                       {"codes": text(words), "scales": stored(scales, "f16")},
-                      {"dtype": out, "bits": digest.out(y, out).tobytes().hex()})
+                      {"dtype": out, "bits": digest.out(y, out, "compat").tobytes().hex()})
 
 
 if __name__ == "__main__":

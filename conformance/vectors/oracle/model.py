@@ -39,6 +39,14 @@ def to_bits(x, t):
     return np.where(np.isnan(x), np.uint16(0x7FC0), r)
 
 
+def decoded_bits(x, t, policy):
+    """The bits of what a KV decoder gives: under the finite policy, what is finite does not become an infinity of f16 (§2)."""
+    b = to_bits(x, t)
+    if t == "f16" and policy == "finite":
+        b = np.where(np.isfinite(x) & (b & 0x7FFF == 0x7C00), b - np.uint16(1), b)
+    return b
+
+
 def from_bits(b, t):
     if t == "f32":
         return b.view(F)
