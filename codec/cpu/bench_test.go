@@ -66,10 +66,26 @@ func kvBench(b *testing.B, p codec.KVParams, op func(c codec.KV, k *codec.Keys, 
 	})
 }
 
+func keyFormat(b *testing.B, bits int) codec.Format {
+	f, err := codec.KeyFormat(bits, bits == 8)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return f
+}
+
+func valueFormat(b *testing.B, bits int) codec.Format {
+	f, err := codec.ValueFormat(bits)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return f
+}
+
 func BenchmarkEncodeKeys(b *testing.B) {
 	for _, bits := range []int{2, 3, 4, 5, 8} {
 		b.Run(fmt.Sprintf("bits=%d", bits), func(b *testing.B) {
-			kvBench(b, codec.KVParams{HeadDim: 128, KeyBits: bits, KeySigned: bits == 8, ValueBits: 3},
+			kvBench(b, codec.KVParams{HeadDim: 128, Keys: keyFormat(b, bits), Values: codec.Q3_0},
 				func(c codec.KV, k *codec.Keys, _ *codec.Values, x, _ codec.Tensor) error { return c.EncodeKeys(k, x) })
 		})
 	}
@@ -78,7 +94,7 @@ func BenchmarkEncodeKeys(b *testing.B) {
 func BenchmarkDecodeKeys(b *testing.B) {
 	for _, bits := range []int{2, 3, 4, 5, 8} {
 		b.Run(fmt.Sprintf("bits=%d", bits), func(b *testing.B) {
-			kvBench(b, codec.KVParams{HeadDim: 128, KeyBits: bits, KeySigned: bits == 8, ValueBits: 3},
+			kvBench(b, codec.KVParams{HeadDim: 128, Keys: keyFormat(b, bits), Values: codec.Q3_0},
 				func(c codec.KV, k *codec.Keys, _ *codec.Values, _, y codec.Tensor) error { return c.DecodeKeys(y, *k) })
 		})
 	}
@@ -92,7 +108,7 @@ func BenchmarkEncodeValues(b *testing.B) {
 			}
 			for _, scale := range []codec.ScaleRule{codec.RMS, codec.Search} {
 				b.Run(fmt.Sprintf("dim=%d/bits=%d/scale=%v", dim, bits, scale), func(b *testing.B) {
-					kvBench(b, codec.KVParams{HeadDim: dim, KeyBits: 8, ValueBits: bits, Scale: scale},
+					kvBench(b, codec.KVParams{HeadDim: dim, Keys: codec.Q8_0, Values: valueFormat(b, bits), Scale: scale},
 						func(c codec.KV, _ *codec.Keys, v *codec.Values, x, _ codec.Tensor) error { return c.EncodeValues(v, x) })
 				})
 			}
@@ -107,7 +123,7 @@ func BenchmarkDecodeValues(b *testing.B) {
 				continue
 			}
 			b.Run(fmt.Sprintf("dim=%d/bits=%d", dim, bits), func(b *testing.B) {
-				kvBench(b, codec.KVParams{HeadDim: dim, KeyBits: 8, ValueBits: bits},
+				kvBench(b, codec.KVParams{HeadDim: dim, Keys: codec.Q8_0, Values: valueFormat(b, bits)},
 					func(c codec.KV, _ *codec.Keys, v *codec.Values, _, y codec.Tensor) error {
 						return c.DecodeValues(y, *v)
 					})
