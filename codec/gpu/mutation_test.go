@@ -35,7 +35,7 @@ func TestMutant(t *testing.T) {
 	for _, m := range shaderMutations {
 		if m.name == name {
 			check = m.check
-			o.source = func(family string) (string, error) {
+			o.Source = func(family string) (string, error) {
 				s, err := shaders.FamilySource(family)
 				return strings.ReplaceAll(s, m.old, m.new), err
 			}
