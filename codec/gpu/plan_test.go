@@ -508,14 +508,13 @@ func TestDeviceErrors(t *testing.T) {
 	}
 }
 
-// The log says which kernel ran and why a more special one did not.
 // A device that is lost comes back for the next call, once: with kernels, tables and staging made anew, and
 // memory from Alloc where it was.
 func TestLostDevice(t *testing.T) {
 	d := newFake()
 	d.private = true
 	b := openFake(t, d)
-	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, KeyBits: 4, ValueBits: 3})
+	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
 	data, err := b.Alloc(4 * 4 * 64)
 	if err != nil {
 		t.Fatal(err)
@@ -563,6 +562,7 @@ func TestLostDevice(t *testing.T) {
 	}
 }
 
+// The log says which kernel ran and why a more special one did not.
 func TestLog(t *testing.T) {
 	d := newFake()
 	d.limit = map[string]int{"values_encode_b3_d128": 16}
