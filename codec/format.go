@@ -6,9 +6,9 @@ import "github.com/turbotrellis/turbotrellis/internal/enum"
 // none.
 type Format uint8
 
-// The formats. Keys are indices of an affine code with a scale and a zero point
-// per group (docs/numerics.md §2), values indices of a Lloyd–Max table with a
-// scale per group (§4).
+// The formats of groups. Keys are indices of an affine code with a scale and a
+// zero point per group (docs/numerics.md §2), values indices of a Lloyd–Max
+// table with a scale per group (§4).
 const (
 	Q2_0  Format = 1 + iota // 2 bits
 	Q3_0                    // 3 bits
@@ -18,7 +18,20 @@ const (
 	Uint8                   // 8 bits, unsigned; for keys only
 )
 
-var formats = []string{Q2_0: "q2_0", Q3_0: "q3_0", Q4_0: "q4_0", Q5_0: "q5_0", Q8_0: "q8_0", Uint8: "uint8"}
+// The row codes (docs/numerics.md §10): keys and values alike, rotated, with one
+// scale byte per row.
+const (
+	R2 Format = 16 + iota // levels of 2 bits
+	R3                    // levels of 3 bits
+	R4                    // levels of 4 bits
+	R5                    // levels of 5 bits
+	T2                    // trellis of 2 bits
+	T3                    // trellis of 3 bits
+	T4                    // trellis of 4 bits
+)
+
+var formats = []string{Q2_0: "q2_0", Q3_0: "q3_0", Q4_0: "q4_0", Q5_0: "q5_0", Q8_0: "q8_0", Uint8: "uint8",
+	R2: "r2", R3: "r3", R4: "r4", R5: "r5", T2: "t2", T3: "t3", T4: "t4"}
 
 // aliases are other names that files and programs use for key formats, and the
 // number of bits.
@@ -28,16 +41,26 @@ var aliases = map[string]Format{
 }
 
 // KeyFormats returns the formats that keys may have.
-func KeyFormats() []Format { return []Format{Q8_0, Uint8, Q5_0, Q4_0, Q3_0, Q2_0} }
+func KeyFormats() []Format {
+	return append([]Format{Q8_0, Uint8, Q5_0, Q4_0, Q3_0, Q2_0}, rowFormats...)
+}
 
 // ValueFormats returns the formats that values may have.
-func ValueFormats() []Format { return []Format{Q2_0, Q3_0, Q4_0, Q5_0, Q8_0} }
+func ValueFormats() []Format { return append([]Format{Q2_0, Q3_0, Q4_0, Q5_0, Q8_0}, rowFormats...) }
+
+var rowFormats = []Format{R2, R3, R4, R5, T2, T3, T4}
+
+// RowCode reports whether f is a row code.
+func (f Format) RowCode() bool { return f >= R2 && f <= T4 }
+
+// Trellis reports whether f is a row code that is a trellis.
+func (f Format) Trellis() bool { return f >= T2 && f <= T4 }
 
 // KeyFormat returns the format of keys with affine indices of so many bits, or
 // ErrParams.
 func KeyFormat(bits int, signed bool) (Format, error) {
 	for _, f := range KeyFormats() {
-		if f.Bits() == bits && f.Signed() == signed {
+		if f.Bits() == bits && f.Signed() == signed && !f.RowCode() {
 			return f, nil
 		}
 	}
@@ -51,7 +74,7 @@ func KeyFormat(bits int, signed bool) (Format, error) {
 // ErrParams.
 func ValueFormat(bits int) (Format, error) {
 	for _, f := range ValueFormats() {
-		if f.Bits() == bits {
+		if f.Bits() == bits && !f.RowCode() {
 			return f, nil
 		}
 	}
@@ -61,13 +84,13 @@ func ValueFormat(bits int) (Format, error) {
 // Bits returns the bits of an index, 0 for an unknown format.
 func (f Format) Bits() int {
 	switch f {
-	case Q2_0:
+	case Q2_0, R2, T2:
 		return 2
-	case Q3_0:
+	case Q3_0, R3, T3:
 		return 3
-	case Q4_0:
+	case Q4_0, R4, T4:
 		return 4
-	case Q5_0:
+	case Q5_0, R5:
 		return 5
 	case Q8_0, Uint8:
 		return 8
@@ -82,10 +105,12 @@ func (f Format) Signed() bool { return f == Q8_0 }
 func (f Format) String() string { return enum.String("Format", formats, int(f)) }
 
 // MarshalText returns what String does, or an error for an unknown format.
-func (f Format) MarshalText() ([]byte, error) { return enum.Marshal("Format", "format", formats, int(f)) }
+func (f Format) MarshalText() ([]byte, error) {
+	return enum.Marshal("Format", "format", formats, int(f))
+}
 
-// UnmarshalText reads the name of a format: q2_0, q3_0, q4_0, q5_0, q8_0 or
-// uint8, one of vllm-metal's other names for the same key formats (int8, int4,
+// UnmarshalText reads the name of a format: q2_0, q3_0, q4_0, q5_0, q8_0,
+// uint8, r2 to r5 or t2 to t4, one of vllm-metal's other names for the same key formats (int8, int4,
 // uint4, int2, uint2), uint3, or the number of bits alone (2, 3, 4, 5, 8).
 func (f *Format) UnmarshalText(text []byte) error {
 	if a, ok := aliases[string(text)]; ok {

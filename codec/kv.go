@@ -3,6 +3,7 @@ package codec
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/hadamard"
@@ -72,6 +73,10 @@ type KVParams struct {
 	ScaleType    DType     // type of stored scales and zero points; 0 means F16
 	Policy       Policy    // what happens to degenerate groups
 	Scale        ScaleRule // how values' scales are chosen
+
+	// CentreKeys and CentreValues code rows less a mean and divided by a gain
+	// (Centre). They need a row code.
+	CentreKeys, CentreValues bool
 }
 
 // WithDefaults returns p with ValueHeadDim, Group and ScaleType filled in
@@ -95,23 +100,23 @@ func (p KVParams) Validate() error {
 	if p.Group != 32 && p.Group != 64 {
 		return paramsError("group %d: want 32 or 64", p.Group)
 	}
-	if p.HeadDim <= 0 || p.HeadDim%p.Group != 0 {
-		return paramsError("key head dimension %d is not a positive multiple of the group, %d", p.HeadDim, p.Group)
-	}
-	if p.HeadDim > MaxHeadDim {
-		return paramsError("key head dimension %d exceeds %d", p.HeadDim, MaxHeadDim)
-	}
-	if p.ValueHeadDim <= 0 || p.ValueHeadDim%p.Group != 0 {
-		return paramsError("value head dimension %d is not a positive multiple of the group, %d", p.ValueHeadDim, p.Group)
-	}
-	if !hadamard.Supported(p.ValueHeadDim) {
-		return paramsError("value head dimension %d is not 2^k or 12, 20 or 28 times 2^k within the transform's range", p.ValueHeadDim)
-	}
 	if !slices.Contains(KeyFormats(), p.Keys) {
 		return paramsError("keys: format %v: want one of %v", p.Keys, KeyFormats())
 	}
 	if !slices.Contains(ValueFormats(), p.Values) {
 		return paramsError("values: format %v: want one of %v", p.Values, ValueFormats())
+	}
+	if err := p.validateDim("key", p.Keys, p.HeadDim, p.Keys.RowCode()); err != nil {
+		return err
+	}
+	if err := p.validateDim("value", p.Values, p.ValueHeadDim, true); err != nil {
+		return err
+	}
+	if p.CentreKeys && !p.Keys.RowCode() {
+		return paramsError("keys: format %v has no centre: want a row code", p.Keys)
+	}
+	if p.CentreValues && !p.Values.RowCode() {
+		return paramsError("values: format %v has no centre: want a row code", p.Values)
 	}
 	if p.ScaleType.Size() == 0 {
 		return paramsError("scale type %v: want f32, f16 or bf16", p.ScaleType)
@@ -125,15 +130,37 @@ func (p KVParams) Validate() error {
 	return nil
 }
 
-// KeyFormat returns the affine format of the keys.
+// validateDim checks a head dimension for its format, which may be rotated.
+func (p KVParams) validateDim(side string, f Format, dim int, rotated bool) error {
+	unit, of := p.Group, "the group, "+strconv.Itoa(p.Group)
+	if f.RowCode() {
+		unit, of = 32, "32"
+	}
+	if dim <= 0 || dim%unit != 0 {
+		return paramsError("%s head dimension %d is not a positive multiple of %s", side, dim, of)
+	}
+	if dim > MaxHeadDim {
+		return paramsError("%s head dimension %d exceeds %d", side, dim, MaxHeadDim)
+	}
+	if rotated && !hadamard.Supported(dim) {
+		return paramsError("%s head dimension %d is not 2^k or 12, 20 or 28 times 2^k within the transform's range", side, dim)
+	}
+	return nil
+}
+
+// KeyFormat returns the affine format of the keys, of which row codes have none.
 func (p KVParams) KeyFormat() affine.KeyFormat {
 	return affine.KeyFormat{Bits: p.Keys.Bits(), Signed: p.Keys.Signed()}
 }
 
 // KeyRowLen returns the bytes of one row of packed keys: its codes, and its
-// scales, which its zero points equal in size.
+// scales, which its zero points equal in size. A row code has one byte of scale
+// and no zero points.
 func (p KVParams) KeyRowLen() (codes, scales int) {
 	p = p.WithDefaults()
+	if p.Keys.RowCode() {
+		return rowLen(p.HeadDim, p.Keys.Bits()), 1
+	}
 	return rowLen(p.HeadDim, p.Keys.Bits()), p.HeadDim / p.Group * p.ScaleType.Size()
 }
 
@@ -141,6 +168,9 @@ func (p KVParams) KeyRowLen() (codes, scales int) {
 // scales.
 func (p KVParams) ValueRowLen() (codes, scales int) {
 	p = p.WithDefaults()
+	if p.Values.RowCode() {
+		return rowLen(p.ValueHeadDim, p.Values.Bits()), 1
+	}
 	return rowLen(p.ValueHeadDim, p.Values.Bits()), p.ValueHeadDim / p.Group * p.ScaleType.Size()
 }
 
@@ -156,6 +186,9 @@ func rowLen(dim, bits int) int {
 // points included.
 func (p KVParams) KeyBitsPerElement() float64 {
 	p = p.WithDefaults()
+	if p.Keys.RowCode() {
+		return float64(p.Keys.Bits()) + 8/float64(p.HeadDim)
+	}
 	return float64(p.Keys.Bits()) + 2*8*float64(p.ScaleType.Size())/float64(p.Group)
 }
 
@@ -163,6 +196,9 @@ func (p KVParams) KeyBitsPerElement() float64 {
 // included.
 func (p KVParams) ValueBitsPerElement() float64 {
 	p = p.WithDefaults()
+	if p.Values.RowCode() {
+		return float64(p.Values.Bits()) + 8/float64(p.ValueHeadDim)
+	}
 	return float64(p.Values.Bits()) + 8*float64(p.ScaleType.Size())/float64(p.Group)
 }
 
@@ -174,7 +210,11 @@ type Keys struct {
 	Shape  []int  // shape of the tensor that was packed: [..., HeadDim]
 	Codes  []byte // KeyRowLen codes bytes a row
 	Scales []byte // KeyRowLen scales bytes a row, ScaleType, little-endian
-	Zeros  []byte // likewise
+	Zeros  []byte // likewise; none for a row code
+
+	// Centre is set by the caller, before it encodes and before it decodes, if
+	// KVParams.CentreKeys. Encoders leave it as it is.
+	Centre Centre
 }
 
 // Values holds packed values: like Keys, without zero points.
@@ -182,6 +222,7 @@ type Values struct {
 	Shape  []int  // shape of the tensor that was packed: [..., ValueHeadDim]
 	Codes  []byte // ValueRowLen codes bytes a row
 	Scales []byte // ValueRowLen scales bytes a row, ScaleType, little-endian
+	Centre Centre // as in Keys, for KVParams.CentreValues
 }
 
 // KV packs and unpacks keys and values. Its methods are safe for concurrent
@@ -234,6 +275,12 @@ type KV interface {
 	// Attention is linear in the values, so un-rotating an attention output
 	// equals attending to un-rotated values up to rounding.
 	Unrotate(dst, x Tensor) error
+
+	// UnrotateCentred is Unrotate for centred values: it multiplies by the
+	// gain of c and adds the mean times mass, an F32 tensor of x's shape with
+	// a last dimension of 1: for an attention output, the attention that went
+	// to coded tokens (docs/numerics.md §10).
+	UnrotateCentred(dst, x Tensor, c Centre, mass Tensor) error
 }
 
 func paramsError(format string, args ...any) error {

@@ -5,7 +5,7 @@ package codec
 type Plane struct {
 	Name   string // codes, scales or zeros
 	RowLen int    // bytes per row
-	DType  DType  // type of its elements, little-endian; 0 for codes
+	DType  DType  // type of its elements, little-endian; 0 for bytes of codes
 	Data   []byte // the rows
 }
 
@@ -20,6 +20,9 @@ func (v Values) Planes(p KVParams) []Plane { return v.appendPlanes(make([]Plane,
 // need not be on the heap.
 func (k Keys) appendPlanes(list []Plane, p KVParams) []Plane {
 	codes, scales := p.KeyRowLen()
+	if p.Keys.RowCode() {
+		return append(list, Plane{"codes", codes, 0, k.Codes}, Plane{"scales", scales, 0, k.Scales})
+	}
 	t := p.WithDefaults().ScaleType
 	return append(list, Plane{"codes", codes, 0, k.Codes}, Plane{"scales", scales, t, k.Scales}, Plane{"zeros", scales, t, k.Zeros})
 }
@@ -27,5 +30,8 @@ func (k Keys) appendPlanes(list []Plane, p KVParams) []Plane {
 func (v Values) appendPlanes(list []Plane, p KVParams) []Plane {
 	codes, scales := p.ValueRowLen()
 	t := p.WithDefaults().ScaleType
+	if p.Values.RowCode() {
+		t = 0
+	}
 	return append(list, Plane{"codes", codes, 0, v.Codes}, Plane{"scales", scales, t, v.Scales})
 }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/internal/f32"
 	counts "github.com/turbotrellis/turbotrellis/internal/shape"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
@@ -87,44 +88,150 @@ func checkPlanes(of string, planes []codec.Plane, rows int) error {
 }
 
 // checkDecodeKeys checks first k, then dst.
-func checkDecodeKeys(p codec.KVParams, dst codec.Tensor, k codec.Keys) error {
+func checkDecodeKeys(p codec.KVParams, dst codec.Tensor, k codec.Keys) (c codec.Centre, err error) {
 	rows, err := packedRows("keys", k.Shape, p.HeadDim)
 	if err != nil {
-		return err
+		return c, err
 	}
 	if err := checkPlanes("key ", k.Planes(p), rows); err != nil {
+		return c, err
+	}
+	if p.Keys.RowCode() {
+		if len(k.Zeros) > 0 {
+			return c, shapeError("key zeros", "%d bytes, and a row code has none", len(k.Zeros))
+		}
+		if err := checkRowScales("key scales", k.Scales); err != nil {
+			return c, err
+		}
+	}
+	if c, err = checkCentre("key", k.Centre, p.CentreKeys, k.Shape); err != nil {
+		return c, err
+	}
+	return c, checkOutput("dst keys", dst, k.Shape)
+}
+
+// checkRowScales checks that every scale is one of §10's codes.
+func checkRowScales(name string, scales []byte) error {
+	for i, c := range scales {
+		if c > maxRowScale {
+			return &codec.Error{Err: codec.ErrParams, Tensor: name, Index: i, Reason: fmt.Sprintf("scale code %d exceeds %d", c, maxRowScale)}
+		}
+	}
+	return nil
+}
+
+// maxRowScale is the largest scale code of a row code.
+const maxRowScale = 247
+
+// checkCentre checks the centre of rows of the given shape, if they are centred, and broadcasts it.
+func checkCentre(side string, c codec.Centre, centred bool, shape []int) (codec.Centre, error) {
+	if !centred {
+		return codec.Centre{}, nil
+	}
+	for _, v := range []struct {
+		name string
+		x    *codec.Tensor
+		ok   func(float32) bool
+		want string
+	}{
+		{side + " mean", &c.Mean, f32.IsFinite, "finite"},
+		{side + " gain", &c.Gain, func(g float32) bool { return g > 0 && f32.IsFinite(g) }, "finite and positive"},
+	} {
+		if v.x.DType != codec.F16 {
+			return c, dtypeError(v.name, "%v, want f16", v.x.DType)
+		}
+		if err := checkInput(v.name, *v.x, shape[len(shape)-1]); err != nil {
+			return c, err
+		}
+		for i := range v.x.Len() {
+			if g := element(*v.x, i); !v.ok(g) {
+				return c, &codec.Error{Err: codec.ErrParams, Tensor: v.name, Index: i, Reason: fmt.Sprintf("%v, want it %s", g, v.want)}
+			}
+		}
+		var err error
+		if *v.x, err = broadcast(v.name, *v.x, shape); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// broadcast returns the view of x in which it has the given shape.
+func broadcast(name string, x codec.Tensor, shape []int) (codec.Tensor, error) {
+	out := x
+	out.Shape, out.Stride = shape, make([]int, len(shape))
+	extra := len(shape) - len(x.Shape)
+	if extra < 0 {
+		return x, shapeError(name, "shape %v does not broadcast to %v", slices.Clone(x.Shape), slices.Clone(shape))
+	}
+	step := 1
+	for i := len(x.Shape) - 1; i >= 0; i-- {
+		n := x.Shape[i]
+		if n != 1 && n != shape[extra+i] {
+			return x, shapeError(name, "shape %v does not broadcast to %v", slices.Clone(x.Shape), slices.Clone(shape))
+		}
+		switch {
+		case n == 1:
+		case x.Stride != nil:
+			out.Stride[extra+i] = x.Stride[i]
+		default:
+			out.Stride[extra+i] = step
+		}
+		step *= n
+	}
+	return out, nil
+}
+
+// checkMass checks the weights of the mean in an un-rotation of rows of the given shape.
+func checkMass(mass codec.Tensor, shape []int) error {
+	if mass.DType != codec.F32 {
+		return dtypeError("mass", "%v, want f32", mass.DType)
+	}
+	if err := mass.Validate("mass"); err != nil {
 		return err
 	}
-	return checkOutput("dst keys", dst, k.Shape)
+	want := append(slices.Clone(shape[:len(shape)-1]), 1)
+	if !slices.Equal(mass.Shape, want) {
+		return shapeError("mass", "shape %v, want %v", slices.Clone(mass.Shape), want)
+	}
+	return nil
 }
 
 // checkDecodeValues checks first v, then dst.
-func checkDecodeValues(p codec.KVParams, dst codec.Tensor, v codec.Values) error {
+func checkDecodeValues(p codec.KVParams, dst codec.Tensor, v codec.Values) (c codec.Centre, err error) {
 	rows, err := packedRows("values", v.Shape, p.ValueHeadDim)
 	if err != nil {
-		return err
+		return c, err
 	}
 	if err := checkPlanes("value ", v.Planes(p), rows); err != nil {
-		return err
+		return c, err
 	}
-	return checkOutput("dst values", dst, v.Shape)
+	if p.Values.RowCode() {
+		if err := checkRowScales("value scales", v.Scales); err != nil {
+			return c, err
+		}
+	}
+	if c, err = checkCentre("value", v.Centre, p.CentreValues, v.Shape); err != nil {
+		return c, err
+	}
+	return c, checkOutput("dst values", dst, v.Shape)
 }
 
 // checkDecode checks first the keys' part, then the values', then whether they go together.
-func checkDecode(p codec.KVParams, dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error {
-	if err := checkDecodeKeys(p, dstK, k); err != nil {
-		return err
+func checkDecode(p codec.KVParams, dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) (kc, vc codec.Centre, err error) {
+	if kc, err = checkDecodeKeys(p, dstK, k); err != nil {
+		return kc, vc, err
 	}
-	if err := checkDecodeValues(p, dstV, v); err != nil {
-		return err
+	if vc, err = checkDecodeValues(p, dstV, v); err != nil {
+		return kc, vc, err
 	}
 	if !slices.Equal(k.Shape[:len(k.Shape)-1], v.Shape[:len(v.Shape)-1]) {
-		return shapeError("values", "shape %v beside keys of shape %v", slices.Clone(v.Shape), slices.Clone(k.Shape))
+		return kc, vc, shapeError("values", "shape %v beside keys of shape %v", slices.Clone(v.Shape), slices.Clone(k.Shape))
 	}
 	if dstK.DType != dstV.DType {
-		return dtypeError("dst values", "%v beside keys in %v", dstV.DType, dstK.DType)
+		return kc, vc, dtypeError("dst values", "%v beside keys in %v", dstV.DType, dstK.DType)
 	}
-	return nil
+	return kc, vc, nil
 }
 
 // checkUnrotate checks first x, then dst.

@@ -31,15 +31,6 @@ type Backend interface {
 	Close() error
 }
 
-// A Renewer is a Backend whose device a failure can end. Before each call the front end looks whether the device
-// is lost, and if it is calls Renew, with no other call in progress.
-type Renewer interface {
-	// Lost reports whether Renew could help. It is safe for concurrent use.
-	Lost() bool
-	// Renew brings the device back, or lets the calls that follow fail.
-	Renew()
-}
-
 // None is the index in a Found of what was not found.
 const None = -1
 
@@ -117,4 +108,22 @@ type Masks interface {
 type Copies interface {
 	// Compact copies x to dst, which is row-major without gaps and has x's type and shape.
 	Compact(dst, x codec.Tensor) error
+}
+
+// RowCodes is implemented by a Backend that has row codes. The front end asks it for the sides of a KV whose format
+// is one, and Backend.KV for the others only: a side that is a row code is then Q8_0 of one group in the parameters.
+type RowCodes interface {
+	// RowCode returns the code f for rows of dim elements, or an error that wraps codec.ErrUnsupported.
+	RowCode(f codec.Format, dim int, p codec.Policy) (RowCode, error)
+}
+
+// RowCode packs and unpacks rows (docs/numerics.md §10). A centre, where there is one, has tensors of the rows' rank,
+// which broadcast by strides of 0; where there is none it is the zero Centre.
+type RowCode interface {
+	// Encode writes codes and one scale byte per row. Found.Overflow is the first element of a row.
+	Encode(codes, scales []byte, x codec.Tensor, c codec.Centre) (Found, error)
+	// Decode leaves the rows rotated if rotated is set.
+	Decode(dst codec.Tensor, codes, scales []byte, c codec.Centre, rotated bool) (saturated int, err error)
+	// Unrotate may work in place. mass has x's shape, but a last dimension of 1; it goes with a centre.
+	Unrotate(dst, x codec.Tensor, c codec.Centre, mass codec.Tensor) (saturated int, err error)
 }

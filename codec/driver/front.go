@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/trellis"
@@ -25,24 +24,12 @@ func (f *backend) Feed() codec.Feed { return f.b.Feed() }
 
 // enter begins a call; unless it fails, leave ends it.
 func (f *backend) enter() error {
-	if r, ok := f.b.(Renewer); ok && r.Lost() {
-		f.renew(r)
-	}
 	f.mu.RLock()
 	if f.closed {
 		f.mu.RUnlock()
 		return &codec.Error{Err: codec.ErrClosed, Index: codec.NoIndex, Reason: f.b.Name()}
 	}
 	return nil
-}
-
-// renew has a lost device brought back when the calls in progress, which fail, have ended.
-func (f *backend) renew(r Renewer) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.closed && r.Lost() {
-		r.Renew()
-	}
 }
 
 func (f *backend) leave() { f.mu.RUnlock() }
@@ -65,12 +52,7 @@ func (f *backend) KV(p codec.KVParams) (codec.KV, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	p = p.WithDefaults()
-	d, err := f.b.KV(p)
-	if err != nil {
-		return nil, err
-	}
-	return &kv{backend: f, d: d, p: p}, nil
+	return f.newKV(p.WithDefaults())
 }
 
 func (f *backend) Trellis(p trellis.Params) (codec.Trellis, error) {
@@ -86,152 +68,6 @@ func (f *backend) Trellis(p trellis.Params) (codec.Trellis, error) {
 		return nil, err
 	}
 	return &weights{backend: f, d: d, p: p}, nil
-}
-
-// kv is the front of a KV.
-type kv struct {
-	*backend
-	d         KV
-	p         codec.KVParams
-	saturated atomic.Uint64
-}
-
-func (c *kv) Params() codec.KVParams { return c.p }
-func (c *kv) Saturated() uint64      { return c.saturated.Load() }
-
-func (c *kv) EncodeKeys(dst *codec.Keys, x codec.Tensor) error {
-	*dst = codec.Keys{Shape: dst.Shape[:0], Codes: dst.Codes[:0], Scales: dst.Scales[:0], Zeros: dst.Zeros[:0]}
-	if err := c.enter(); err != nil {
-		return err
-	}
-	defer c.leave()
-	if err := checkInput("keys", x, c.p.HeadDim); err != nil {
-		return err
-	}
-	rows := x.Rows()
-	codes, scales := c.p.KeyRowLen()
-	k := codec.Keys{
-		Shape:  append(dst.Shape, x.Shape...),
-		Codes:  sized(dst.Codes, rows*codes),
-		Scales: sized(dst.Scales, rows*scales),
-		Zeros:  sized(dst.Zeros, rows*scales),
-	}
-	if rows > 0 {
-		found, err := c.d.EncodeKeys(k, x)
-		if err := c.encoded("keys", x, found, err); err != nil {
-			return err
-		}
-	}
-	*dst = k
-	return nil
-}
-
-func (c *kv) EncodeValues(dst *codec.Values, x codec.Tensor) error {
-	*dst = codec.Values{Shape: dst.Shape[:0], Codes: dst.Codes[:0], Scales: dst.Scales[:0]}
-	if err := c.enter(); err != nil {
-		return err
-	}
-	defer c.leave()
-	if err := checkInput("values", x, c.p.ValueHeadDim); err != nil {
-		return err
-	}
-	rows := x.Rows()
-	codes, scales := c.p.ValueRowLen()
-	v := codec.Values{
-		Shape:  append(dst.Shape, x.Shape...),
-		Codes:  sized(dst.Codes, rows*codes),
-		Scales: sized(dst.Scales, rows*scales),
-	}
-	if rows > 0 {
-		found, err := c.d.EncodeValues(v, x)
-		if err := c.encoded("values", x, found, err); err != nil {
-			return err
-		}
-	}
-	*dst = v
-	return nil
-}
-
-// encoded returns the error of an encoder that found something in x, or failed.
-func (c *kv) encoded(name string, x codec.Tensor, found Found, err error) error {
-	switch {
-	case err != nil:
-		return err
-	case found.NonFinite != None:
-		return nonFinite(name, x, found.NonFinite)
-	case found.Overflow != None:
-		return &codec.Error{Err: codec.ErrScaleOverflow, Tensor: name, Index: found.Overflow,
-			Reason: "the scale of the group that starts here exceeds " + c.p.ScaleType.String()}
-	}
-	return nil
-}
-
-// decoded counts what a decoder saturated.
-func (c *kv) decoded(saturated int, err error) error {
-	if err == nil && saturated > 0 {
-		c.saturated.Add(uint64(saturated))
-	}
-	return err
-}
-
-func (c *kv) DecodeKeys(dst codec.Tensor, k codec.Keys) error {
-	if err := c.enter(); err != nil {
-		return err
-	}
-	defer c.leave()
-	if err := checkDecodeKeys(c.p, dst, k); err != nil || dst.Len() == 0 {
-		return err
-	}
-	return c.decoded(c.d.DecodeKeys(dst, k))
-}
-
-func (c *kv) DecodeValues(dst codec.Tensor, v codec.Values) error {
-	return c.decodeValues(dst, v, false)
-}
-
-func (c *kv) DecodeValuesRotated(dst codec.Tensor, v codec.Values) error {
-	return c.decodeValues(dst, v, true)
-}
-
-func (c *kv) decodeValues(dst codec.Tensor, v codec.Values, rotated bool) error {
-	if err := c.enter(); err != nil {
-		return err
-	}
-	defer c.leave()
-	if err := checkDecodeValues(c.p, dst, v); err != nil || dst.Len() == 0 {
-		return err
-	}
-	return c.decoded(c.d.DecodeValues(dst, v, rotated))
-}
-
-func (c *kv) Decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error {
-	return c.decode(dstK, dstV, k, v, false)
-}
-
-func (c *kv) DecodeRotated(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values) error {
-	return c.decode(dstK, dstV, k, v, true)
-}
-
-func (c *kv) decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values, rotated bool) error {
-	if err := c.enter(); err != nil {
-		return err
-	}
-	defer c.leave()
-	if err := checkDecode(c.p, dstK, dstV, k, v); err != nil || dstK.Len() == 0 {
-		return err
-	}
-	return c.decoded(c.d.Decode(dstK, dstV, k, v, rotated))
-}
-
-func (c *kv) Unrotate(dst, x codec.Tensor) error {
-	if err := c.enter(); err != nil {
-		return err
-	}
-	defer c.leave()
-	if err := checkUnrotate(c.p, dst, x); err != nil || dst.Len() == 0 {
-		return err
-	}
-	return c.decoded(c.d.Unrotate(dst, x))
 }
 
 // weights is the front of a Trellis.

@@ -243,7 +243,12 @@ func (c *KV) Unrotate(dst, x codec.Tensor) (saturated int, err error) {
 // round to an infinity of f16 becomes ±65504 first; store returns how many did
 // (docs/numerics.md §2).
 func (c *KV) store(dst codec.Tensor, r int, x []float32) (saturated int) {
-	if c.params.Policy == codec.Finite && dst.DType == codec.F16 {
+	return storeRow(dst, r, x, c.params.Policy)
+}
+
+// storeRow is the last conversion of a decoder of keys or values.
+func storeRow(dst codec.Tensor, r int, x []float32, p codec.Policy) (saturated int) {
+	if p == codec.Finite && dst.DType == codec.F16 {
 		for i, v := range x {
 			if f32.IsFinite(v) && !f32.IsFinite(codec.F16.Round(v)) {
 				x[i] = float32(math.Copysign(65504, float64(v)))

@@ -2,6 +2,7 @@ package ref_test
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
@@ -169,5 +170,31 @@ func TestKeyError(t *testing.T) {
 			t.Errorf("%d bits: squared error %.3g ± %.2g, step²/12 = %.3g", bits, mean, stderr, want)
 		}
 		t.Logf("%d bits: squared error %.4g ± %.2g, step²/12 = %.4g", bits, mean, stderr, want)
+	}
+}
+
+// What the row codes leave of Gaussian rows of 128, in dB, is not below what they were designed to.
+func TestRowCodeNoise(t *testing.T) {
+	const rows, d = 400, 128
+	r := rand.New(rand.NewPCG(7, 128))
+	x := codec.NewTensor(codec.F32, rows, d)
+	for i := range rows * d {
+		codec.F32.Store(x.Data[4*i:], float32(r.NormFloat64()))
+	}
+	for f, least := range map[codec.Format]float64{codec.R2: 9.35, codec.R3: 14.9, codec.R4: 20.85, codec.T2: 11.0, codec.T3: 16.6, codec.T4: 22.2} {
+		kv := newKV(t, codec.KVParams{HeadDim: d, Keys: f, Values: codec.Q4_0})
+		var k codec.Keys
+		if err := kv.EncodeKeys(&k, x); err != nil {
+			t.Fatal(err)
+		}
+		out := codec.NewTensor(codec.F32, rows, d)
+		if err := kv.DecodeKeys(out, k); err != nil {
+			t.Fatal(err)
+		}
+		if got := -10 * math.Log10(relativeError(out, x)); got < least {
+			t.Errorf("%v: %.2f dB, want %.2f", f, got, least)
+		} else {
+			t.Logf("%v: %.2f dB", f, got)
+		}
 	}
 }

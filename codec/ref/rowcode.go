@@ -3,12 +3,87 @@ package ref
 import (
 	"encoding/binary"
 
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/lloydmax"
 	"github.com/turbotrellis/turbotrellis/pack"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
+
+// rows is the codec of one row code.
+type rows struct {
+	format codec.Format
+	dim    int
+	policy codec.Policy
+}
+
+// RowCode returns the row code f for rows of dim elements.
+func (Backend) RowCode(f codec.Format, dim int, p codec.Policy) (driver.RowCode, error) {
+	_, err := newRowCode(dim, f.Bits(), f.Trellis())
+	return &rows{f, dim, p}, err
+}
+
+// Encode packs x (docs/numerics.md §10).
+func (c *rows) Encode(codes, scales []byte, x codec.Tensor, centre codec.Centre) (driver.Found, error) {
+	w, err := newRowCode(c.dim, c.format.Bits(), c.format.Trellis())
+	if err != nil {
+		return driver.Nothing, err
+	}
+	if i := firstNonFinite(x, w.canon); i >= 0 {
+		return driver.Found{NonFinite: i, Overflow: driver.None}, nil
+	}
+	for r := range x.Rows() {
+		x.LoadRow(w.canon, r)
+		mean, gain := w.centre(centre, r)
+		scale, overflow := w.encode(part(codes, r, c.dim*c.format.Bits()/8), mean, gain)
+		if overflow {
+			return driver.Found{NonFinite: driver.None, Overflow: r * c.dim}, nil
+		}
+		scales[r] = scale
+	}
+	return driver.Nothing, nil
+}
+
+// Decode unpacks rows (docs/numerics.md §10).
+func (c *rows) Decode(dst codec.Tensor, codes, scales []byte, centre codec.Centre, rotated bool) (saturated int, err error) {
+	w, err := newRowCode(c.dim, c.format.Bits(), c.format.Trellis())
+	if err != nil {
+		return 0, err
+	}
+	for r := range dst.Rows() {
+		w.decode(part(codes, r, c.dim*c.format.Bits()/8), scales[r])
+		if !rotated {
+			w.unrotate(w.centre(centre, r))
+		}
+		saturated += storeRow(dst, r, w.decoded, c.policy)
+	}
+	return saturated, nil
+}
+
+// Unrotate rotates rows back, and un-centres them (docs/numerics.md §10).
+func (c *rows) Unrotate(dst, x codec.Tensor, centre codec.Centre, mass codec.Tensor) (saturated int, err error) {
+	w, err := newRowCode(c.dim, c.format.Bits(), c.format.Trellis())
+	if err != nil {
+		return 0, err
+	}
+	for r := range x.Rows() {
+		x.LoadRow(w.decoded, r)
+		canon(w.decoded)
+		mean, gain := w.centre(centre, r)
+		if mean != nil {
+			var m [1]float32
+			mass.LoadRow(m[:], r)
+			for i, v := range mean {
+				mean[i] = float32(v * m[0])
+			}
+		}
+		w.unrotate(mean, gain)
+		saturated += storeRow(dst, r, w.decoded, c.policy)
+	}
+	return saturated, nil
+}
 
 // rowCode codes rows with one scale byte each (docs/numerics.md §10): Lloyd–Max levels, or a trellis along the row.
 type rowCode struct {
@@ -28,6 +103,18 @@ type rowCode struct {
 	states  []uint16 // trellis
 	words   []uint32 // trellis: one packed block
 	decoded []float32
+	mean    []float32 // of the row's centre
+	gain    []float32
+}
+
+// centre returns row r of a centre, or nil where there is none.
+func (c *rowCode) centre(centre codec.Centre, r int) (mean, gain []float32) {
+	if centre.Mean.DType == 0 {
+		return nil, nil
+	}
+	centre.Mean.LoadRow(c.mean, r)
+	centre.Gain.LoadRow(c.gain, r)
+	return c.mean, c.gain
 }
 
 // maxRowScale is the largest scale code.
@@ -44,7 +131,7 @@ func newRowCode(dim, bits int, viterbi bool) (*rowCode, error) {
 	c := &rowCode{
 		bits: bits, rot: rot,
 		canon: make([]float32, dim), rotated: make([]float32, dim), samples: make([]float32, dim), square: make([]float32, dim),
-		decoded: make([]float32, dim),
+		decoded: make([]float32, dim), mean: make([]float32, dim), gain: make([]float32, dim),
 	}
 	if !viterbi {
 		c.index, c.trial = make([]byte, dim), make([]byte, dim)

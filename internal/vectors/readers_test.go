@@ -22,7 +22,7 @@ var readers = []struct{ pattern, tests string }{
 	{"affine_mlx.safetensors", "affine.TestRowVector codec/ref.TestVectors"},
 	{"product.safetensors", "codec/ref.TestVectors"},
 	{"bitmask.safetensors", "codec/ref.TestVectors"},
-	{"row_codes.safetensors", "codec/ref.TestVectorRowCodes"},
+	{"row_codes.safetensors", "codec/ref.TestVectors internal/tools/reader.TestTables"},
 	{"kv_minilm.safetensors", "kvcache/snapshot.TestRealCache"},
 	{"weights_minilm.safetensors", "trellis/ldlq.TestVectorProxyLoss"},
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // Run reproduces with the backend that open returns every output in kv,
-// trellis/rows, trellis/encode, trellis/pack, product, bitmask and affine_mlx, each in a subtest of the case's
+// trellis/rows, trellis/encode, trellis/pack, product, bitmask, affine_mlx and row_codes, each in a subtest of the case's
 // name. A backend that is not available skips the test, unless it is required,
 // as in conftest.Run.
 func Run(t *testing.T, name string, open func() (codec.Backend, error)) {
@@ -47,6 +47,7 @@ func Run(t *testing.T, name string, open func() (codec.Backend, error)) {
 		run          func(t *testing.T, b codec.Backend, base string, take func(string) vectors.Tensor)
 	}{
 		{"product.safetensors", ".x", runProduct}, {"bitmask.safetensors", ".logits", runMask}, {"affine_mlx.safetensors", ".packed", runAffine},
+		{"row_codes.safetensors", ".x", runRowCodes},
 	} {
 		bases(t, of.file, of.suffix, func(t *testing.T, base string, take func(string) vectors.Tensor) { of.run(t, b, base, take) })
 	}
