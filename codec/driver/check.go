@@ -128,32 +128,28 @@ func checkCentre(side string, c codec.Centre, centred bool, shape []int) (codec.
 	if !centred {
 		return codec.Centre{}, nil
 	}
-	for _, v := range []struct {
-		name string
-		x    *codec.Tensor
-		ok   func(float32) bool
-		want string
-	}{
-		{side + " mean", &c.Mean, f32.IsFinite, "finite"},
-		{side + " gain", &c.Gain, func(g float32) bool { return g > 0 && f32.IsFinite(g) }, "finite and positive"},
-	} {
-		if v.x.DType != codec.F16 {
-			return c, dtypeError(v.name, "%v, want f16", v.x.DType)
-		}
-		if err := checkInput(v.name, *v.x, shape[len(shape)-1]); err != nil {
-			return c, err
-		}
-		for i := range v.x.Len() {
-			if g := element(*v.x, i); !v.ok(g) {
-				return c, &codec.Error{Err: codec.ErrParams, Tensor: v.name, Index: i, Reason: fmt.Sprintf("%v, want it %s", g, v.want)}
-			}
-		}
-		var err error
-		if *v.x, err = broadcast(v.name, *v.x, shape); err != nil {
-			return c, err
+	mean, err := checkChannels(side+" mean", c.Mean, shape, false)
+	if err != nil {
+		return codec.Centre{}, err
+	}
+	gain, err := checkChannels(side+" gain", c.Gain, shape, true)
+	return codec.Centre{Mean: mean, Gain: gain}, err
+}
+
+// checkChannels checks one of the tensors of a centre, whose elements are finite, and broadcasts it.
+func checkChannels(name string, x codec.Tensor, shape []int, positive bool) (codec.Tensor, error) {
+	if x.DType != codec.F16 {
+		return x, dtypeError(name, "%v, want f16", x.DType)
+	}
+	if err := checkInput(name, x, shape[len(shape)-1]); err != nil {
+		return x, err
+	}
+	for i := range x.Len() {
+		if v := element(x, i); !f32.IsFinite(v) || positive && v <= 0 {
+			return x, &codec.Error{Err: codec.ErrParams, Tensor: name, Index: i, Reason: fmt.Sprintf("%v: means are finite, gains finite and positive", v)}
 		}
 	}
-	return c, nil
+	return broadcast(name, x, shape)
 }
 
 // broadcast returns the view of x in which it has the given shape.
