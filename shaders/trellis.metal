@@ -113,13 +113,21 @@ static inline bool better(float g, uint n, float other, uint other_n) {
     return other > g || (other == g && other_n > n);
 }
 
-// The best final state, the largest of equals; the same on every thread. One barrier.
-template <typename Metrics>
+// Where the specialised kernels keep the metric of state n in threadgroup memory. A step stores runs of Q and
+// loads one of every 2^(L−k): without a change of order, as many lanes as that would meet in one of 32
+// banks. The upper bits of n, XORed into its lowest five, send them to different ones.
+static inline uint metric_at(uint n) {
+    return n ^ ((n >> 5) & 31u);
+}
+
+// The best final state, the largest of equals; the same on every thread. One barrier. SWIZZLED: g is in the order
+// of metric_at.
+template <bool SWIZZLED, typename Metrics>
 static inline uint trellis_best_state(Metrics g, uint states, uint low_mask, uint overlap, bool pinned, threadgroup uint* room, uint thread_index, uint threads, uint lane) {
     float top = -INFINITY;
     uint at = 0;
     for (uint n = thread_index; n < states; n += threads) {
-        const float value = pinned && (n & low_mask) != overlap ? pinned_metric : g[n];
+        const float value = pinned && (n & low_mask) != overlap ? pinned_metric : g[SWIZZLED ? metric_at(n) : n];
         if (value >= top) {
             top = value;
             at = n;
@@ -193,7 +201,7 @@ static inline uint trellis_forward(const device float* samples, uint first, cons
             squares[i * Q + q] = value * value;
             const float product = x0 * value;
             const float g = product - squares[i * Q + q];
-            now[n] = pinned && (n >> K) != overlap ? pinned_metric : g;
+            now[metric_at(n)] = pinned && (n >> K) != overlap ? pinned_metric : g;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -206,12 +214,12 @@ static inline uint trellis_forward(const device float* samples, uint first, cons
             const uint item = thread_index + i * threads;
             const uint j = item / lanes;
             const uint p = item % lanes;
-            float best = now[j + p * groups];
+            float best = now[metric_at(j + p * groups)];
             uint m = p;
 #pragma clang loop unroll(full)
             for (uint q = 1; q < Q; q++) {
                 const uint candidate = p + q * lanes;
-                const float g = now[j + candidate * groups];
+                const float g = now[metric_at(j + candidate * groups)];
                 if (g >= best) {
                     best = g;
                     m = candidate;
@@ -232,7 +240,7 @@ static inline uint trellis_forward(const device float* samples, uint first, cons
             for (uint q = 0; q < Q; q++) {
                 const float product = x * f[i * Q + q];
                 const float e = product - squares[i * Q + q];
-                next[item * Q + q] = e + best;
+                next[metric_at(item * Q + q)] = e + best;
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -240,7 +248,7 @@ static inline uint trellis_forward(const device float* samples, uint first, cons
         now = next;
         next = swap;
     }
-    return trellis_best_state(now, states, groups - 1u, overlap, pinned, (threadgroup uint*)next, thread_index, threads, lane);
+    return trellis_best_state<true>(now, states, groups - 1u, overlap, pinned, (threadgroup uint*)next, thread_index, threads, lane);
 }
 
 // The same for any k, L and number of threads, metrics in threadgroup or device memory.
@@ -288,7 +296,7 @@ static inline uint trellis_forward_any(const device float* samples, uint first, 
         now = next;
         next = swap;
     }
-    return trellis_best_state(now, states, groups - 1u, overlap, pinned, room, thread_index, threads, lane);
+    return trellis_best_state<false>(now, states, groups - 1u, overlap, pinned, room, thread_index, threads, lane);
 }
 
 // A slot of scratch: doubled samples and states of the block, then device metrics
