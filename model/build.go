@@ -47,10 +47,15 @@ func (t TensorResult) Weights() int64 {
 type Result struct {
 	Tensors     []TensorResult `json:"tensors"` // coded or decoded
 	Copied      int            `json:"copied_tensors"`
-	Passed      []string       `json:"matched_but_copied,omitempty"` // see Plan
-	Resumed     int            `json:"resumed_tensors"`              // of Tensors, found finished
-	SourceBytes int64          `json:"source_bytes"`                 // of Tensors
-	Bytes       int64          `json:"bytes"`                        // of Tensors, as written
+	Resumed     int            `json:"resumed_tensors"` // of Tensors, found finished
+	SourceBytes int64          `json:"source_bytes"`    // of Tensors
+	Bytes       int64          `json:"bytes"`           // of Tensors, as written
+
+	// Of an encoding; see Plan.
+	Passed         []string `json:"matched_but_copied,omitempty"`
+	NoHessian      []string `json:"without_hessian,omitempty"`
+	UnusedHessians []string `json:"unused_hessians,omitempty"`
+	Twice          []string `json:"copied_duplicates,omitempty"`
 }
 
 // Stages of a run.
@@ -104,7 +109,7 @@ type build struct {
 	apart    []string            // paths that out must not be, hold or lie within
 	origins  []origin            // what is read beside links
 	sources  []*safetensors.File // opened for this build alone
-	passed   []string
+	plan     *Plan               // of an encoding
 	jobs     []job
 	parallel int // jobs at a time
 	report   func(Progress)
@@ -150,7 +155,10 @@ func (b *build) run(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, p.failed(err)
 	}
-	result := Result{Tensors: results, Resumed: len(p.finished), Passed: b.passed}
+	result := Result{Tensors: results, Resumed: len(p.finished)}
+	if b.plan != nil {
+		result.Passed, result.NoHessian, result.UnusedHessians, result.Twice = b.plan.Passed, b.plan.NoHessian, b.plan.UnusedHessians, b.plan.Twice
+	}
 	for _, f := range b.files {
 		result.Copied += len(f.copies)
 	}

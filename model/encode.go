@@ -302,7 +302,7 @@ func (p *Plan) build(out string, run RunOptions) (*build, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.verb, b.passed = Coding, p.Passed
+	b.verb, b.plan = Coding, p
 	e := newEncoder(run)
 	if e.hessians = p.opts.Hessians; e.hessians != nil {
 		b.origins = append(b.origins, e.hessians.origins...)

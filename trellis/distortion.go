@@ -1,11 +1,12 @@
 package trellis
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
-	"sync"
 
 	"github.com/turbotrellis/turbotrellis/internal/fault"
+	"github.com/turbotrellis/turbotrellis/internal/parallel"
 )
 
 // RowBlocks is the number of blocks in a row of MeasureDistortion: with T = 256,
@@ -25,29 +26,26 @@ type Distortion struct {
 // are coded at a time; the result does not depend on it.
 //
 // Row r is drawn by math/rand/v2's NormFloat64 over NewPCG(seed, r). This is a
-// measurement: no coded byte depends on it.
-func MeasureDistortion(p Params, blocks int, seed uint64, workers int) (Distortion, error) {
+// measurement: no coded byte depends on it. It returns ctx.Err() soon after ctx
+// ends.
+func MeasureDistortion(ctx context.Context, p Params, blocks int, seed uint64, workers int) (Distortion, error) {
 	if blocks < RowBlocks || blocks%RowBlocks != 0 || workers < 1 {
 		return Distortion{}, fault.New(ErrParams, "%d blocks by %d workers, want a positive multiple of %d and at least 1", blocks, workers, RowBlocks)
 	}
 	rows := make([]rowError, blocks/RowBlocks)
-	workers = min(workers, len(rows))
-	errs := make([]error, workers)
-	var wg sync.WaitGroup
-	for i := range workers {
-		wg.Go(func() {
-			e, err := NewEncoder(p)
-			for r := i; r < len(rows) && err == nil; r += workers {
-				rows[r], err = e.measureRow(rand.New(rand.NewPCG(seed, uint64(r))))
-			}
-			errs[i] = err
-		})
-	}
-	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
+	encoders := make([]*Encoder, min(workers, len(rows)))
+	for i := range encoders {
+		var err error
+		if encoders[i], err = NewEncoder(p); err != nil {
 			return Distortion{}, err
 		}
+	}
+	err := parallel.Each(ctx, encoders, parallel.Range(len(rows)), func(_ context.Context, e **Encoder, r int) (err error) {
+		rows[r], err = (*e).measureRow(rand.New(rand.NewPCG(seed, uint64(r))))
+		return err
+	})
+	if err != nil {
+		return Distortion{}, err
 	}
 	var squared, energy, spread float64
 	for _, r := range rows {

@@ -1,6 +1,7 @@
 package trellis
 
 import (
+	"context"
 	"errors"
 	"math"
 	"os"
@@ -44,7 +45,7 @@ func TestDistortionTable(t *testing.T) {
 			blocks = 256
 		}
 		p := Params{L: c.L, K: c.k, T: 256, Code: c.code, Scale: c.scale}
-		d, err := MeasureDistortion(p, blocks, 1, runtime.GOMAXPROCS(0))
+		d, err := MeasureDistortion(context.Background(), p, blocks, 1, runtime.GOMAXPROCS(0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +67,7 @@ func TestDistortionSample(t *testing.T) {
 			continue
 		}
 		p := Params{L: c.L, K: c.k, T: 256, Code: c.code, Scale: c.scale}
-		d, err := MeasureDistortion(p, blocks, 2, runtime.GOMAXPROCS(0))
+		d, err := MeasureDistortion(context.Background(), p, blocks, 2, runtime.GOMAXPROCS(0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,25 +87,25 @@ func TestDistortionSample(t *testing.T) {
 // The result does not depend on the number of workers.
 func TestMeasureDistortion(t *testing.T) {
 	p := Params{L: 6, K: 2, T: 64}
-	want, err := MeasureDistortion(p, 5*RowBlocks, 3, 1)
+	want, err := MeasureDistortion(context.Background(), p, 5*RowBlocks, 3, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, workers := range []int{2, 5, 9} {
-		if got, err := MeasureDistortion(p, 5*RowBlocks, 3, workers); err != nil || got != want {
+		if got, err := MeasureDistortion(context.Background(), p, 5*RowBlocks, 3, workers); err != nil || got != want {
 			t.Errorf("%d workers: %+v, %v; want %+v", workers, got, err, want)
 		}
 	}
 	for _, c := range [][2]int{{0, 1}, {-4, 1}, {3, 1}, {5, 1}, {4, 0}} {
-		if _, err := MeasureDistortion(p, c[0], 3, c[1]); !errors.Is(err, ErrParams) {
+		if _, err := MeasureDistortion(context.Background(), p, c[0], 3, c[1]); !errors.Is(err, ErrParams) {
 			t.Errorf("%v: %v", c, err)
 		}
 	}
-	if _, err := MeasureDistortion(Params{}, 16, 3, 1); !errors.Is(err, ErrParams) {
+	if _, err := MeasureDistortion(context.Background(), Params{}, 16, 3, 1); !errors.Is(err, ErrParams) {
 		t.Errorf("zero Params: %v", err)
 	}
 	p.FreeEnds = true
-	if _, err := MeasureDistortion(p, 16, 3, 1); !errors.Is(err, ErrParams) {
+	if _, err := MeasureDistortion(context.Background(), p, 16, 3, 1); !errors.Is(err, ErrParams) {
 		t.Errorf("free ends: %v", err)
 	}
 }

@@ -13,9 +13,14 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"turbotrellis": main})
 }
 
-// TestScripts runs testdata/script. $DATA is the repository's testdata.
+// TestScripts runs testdata/script. $DATA is the repository's testdata, and $MODELS has models that were once
+// handled wrongly.
 func TestScripts(t *testing.T) {
 	data, err := filepath.Abs("../../testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	models, err := filepath.Abs("../../model/testdata")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,6 +28,7 @@ func TestScripts(t *testing.T) {
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("DATA", data)
+			e.Setenv("MODELS", models)
 			e.Setenv("TURBOTRELLIS_BACKEND", os.Getenv("TURBOTRELLIS_BACKEND"))
 			return nil
 		},

@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/model"
@@ -48,76 +49,104 @@ func (r trellisResult) print(w io.Writer, asJSON bool) error {
 	return err
 }
 
+// aliases lets a command's flags be spelled as they used to be; --help does not list the old names.
+func aliases(cmd *cobra.Command, old map[string]string) {
+	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if now, ok := old[name]; ok {
+			name = now
+		}
+		return pflag.NormalizedName(name)
+	})
+}
+
+// runFlags are the flags of every command that writes a model.
+type runFlags struct {
+	jobs                 int
+	force, twice, asJSON bool
+}
+
+func (r *runFlags) add(f *pflag.FlagSet) {
+	f.IntVar(&r.jobs, "jobs", 1, "tensors in memory at a time; all cores are used in any case")
+	f.BoolVar(&r.twice, "copy-duplicates", false, "copy further *.safetensors that hold tensors of the model's names, such as a stale single file beside shards")
+	f.BoolVar(&r.force, "force", false, "replace OUT if it exists, and begin again where OUT.partial is of another run")
+	f.BoolVar(&r.asJSON, "json", false, "print the result as JSON")
+}
+
+// options returns the options of a run; the caller adds the backend.
+func (r *runFlags) options(bar *weightBar) (model.RunOptions, error) {
+	if r.jobs < 1 {
+		return model.RunOptions{}, usagef("--jobs %d: want at least 1", r.jobs)
+	}
+	return model.RunOptions{Jobs: r.jobs, Force: r.force, Twice: r.twice, Progress: bar.update}, nil
+}
+
+// encodeFlags are the flags of trellis encode.
+type encodeFlags struct {
+	runFlags
+	params                                  trellis.Params
+	tensors, axis, bitsMap, hessians, shard string
+	dryRun                                  bool
+}
+
 func newTrellisEncode() *cobra.Command {
-	var tensors, code, axis, policy, scale, bitsFile, hessians, shard string
-	var k, block, jobs int
-	var force, dryRun, asJSON bool
+	e := encodeFlags{params: trellis.DefaultParams(0)}
 	cmd := &cobra.Command{
 		Use:   "encode MODEL OUT",
 		Short: "Code weight matrices of a model",
-		Long: `Code weight matrices of a model in K bits a weight.
+		Long: `Code weight matrices of a model in a few bits per weight.
 
 MODEL is a directory with config.json and model.safetensors, whole or in shards,
 or one safetensors file; OUT becomes the same. Of the tensors whose names match
 --tensors, the matrices called <base>.weight are coded. All other tensors and
-files are copied byte for byte.
+files are copied byte for byte; a note names those that match but are copied,
+such as fused experts of three dimensions.
 
-OUT appears when it is whole. Until then it is OUT.partial; the same command
-goes on with what a run that was stopped has left there.
+OUT appears only when complete. Until then work is in OUT.partial, and the same
+command resumes it.
 
 With --shard i/n the run codes the i-th of n parts of the matrices, and OUT is a
 directory; trellis merge joins the parts to the bytes that one run writes.`,
-		Example: `  turbotrellis trellis encode llama llama-3bit --k 3 --tensors 'proj\.weight$'
-  turbotrellis trellis encode w.safetensors out.safetensors --k 2 --tensors mlp --block 128 --dry-run
-  turbotrellis trellis encode llama part-1 --k 3 --tensors proj --shard 1/4`,
+		Example: `  turbotrellis trellis encode llama llama-3bit --bits 3 --tensors 'proj\.weight$'
+  turbotrellis trellis encode w.safetensors out.safetensors --bits 2 --tensors mlp --block 128 --dry-run
+  turbotrellis trellis encode llama part-1 --bits 3 --tensors proj --shard 1/4`,
 		Args: exactly(2),
 	}
 	f := cmd.Flags()
-	f.StringVar(&tensors, "tensors", "", "regular expression for the names of tensors to code (required)")
-	f.IntVar(&k, "k", 0, "bits a weight, 1 to 8 (required unless --k-map covers all)")
-	f.StringVar(&bitsFile, "k-map", "", "JSON file of bits by tensor name or regular expression: names first, then the first expression that matches")
-	f.IntVar(&block, "block", 256, "weights in a block: k times it is a multiple of 32")
-	f.StringVar(&code, "code", "1mad", "code: 1mad, 3inst or rand")
-	f.StringVar(&axis, "axis", "auto", "axis of [out, in] to code along: 0, 1, or auto for 1 where its length is a multiple of the block, else 0")
-	f.StringVar(&policy, "policy", "finite", "what to store for an all-zero row: finite or compat")
-	f.StringVar(&scale, "scale", "rms", "how to choose the scales: rms or refit (less error)")
-	f.StringVar(&hessians, "hessian", "", "directory or safetensors file of Hessians, <base>.weight.hessian, for error feedback")
-	f.StringVar(&shard, "shard", "", "code part i of n, such as 1/4")
-	f.IntVar(&jobs, "jobs", 1, "tensors in memory at a time; all cores are used in any case")
-	f.BoolVar(&force, "force", false, "replace OUT if it exists, and begin again where OUT.partial is of another run")
-	f.BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	aliases(cmd, map[string]string{"k": "bits", "k-map": "bits-map", "scale": "scale-rule"})
+	f.StringVar(&e.tensors, "tensors", "", "regular expression for the names of tensors to code (required)")
+	f.IntVar(&e.params.K, "bits", 0, "bits per weight, 1 to 8 (required unless --bits-map covers all)")
+	f.StringVar(&e.bitsMap, "bits-map", "", "JSON file of bits by tensor name or regular expression: names first, then the first expression that matches")
+	f.IntVar(&e.params.T, "block", e.params.T, "weights per block: times the bits it is a multiple of 32")
+	f.TextVar(&e.params.Code, "code", e.params.Code, "code: 1mad, 3inst or rand")
+	f.StringVar(&e.axis, "axis", "auto", "axis of [out, in] to code along: 0, 1, or auto for 1 where its length is a multiple of the block, else 0")
+	f.TextVar(&e.params.Policy, "policy", e.params.Policy, "what to store for an all-zero row: finite or compat")
+	f.TextVar(&e.params.Scale, "scale-rule", e.params.Scale, "how to choose the scales: rms or refit (less error)")
+	f.StringVar(&e.hessians, "hessian", "", "directory or safetensors file of Hessians, <base>.weight.hessian, for error feedback")
+	f.StringVar(&e.shard, "shard", "", "code part i of n, such as 1/4")
+	f.BoolVar(&e.dryRun, "dry-run", false, "check everything but the weights, print what would be done, and write nothing")
+	e.add(f)
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := noStreams(args...); err != nil {
 			return err
 		}
-		o, err := trellisOptions(tensors, k, block, code, axis, policy, scale, shard)
+		bar := &weightBar{w: cmd.ErrOrStderr()}
+		defer bar.done()
+		run, err := e.runFlags.options(bar)
 		if err != nil {
 			return err
 		}
-		if jobs < 1 {
-			return usagef("--jobs %d: want at least 1", jobs)
-		}
-		if bitsFile != "" {
-			text, err := os.ReadFile(bitsFile)
-			if err != nil {
-				return err
-			}
-			if o.Bits, err = model.ParseBitsMap(text); err != nil {
-				return fmt.Errorf("%s: %w", bitsFile, err)
-			}
-		}
-		if k == 0 && o.Bits == nil {
-			return usagef("--k is required")
+		o, err := e.encodeOptions()
+		if err != nil {
+			return err
 		}
 		m, err := model.Open(args[0])
 		if err != nil {
 			return err
 		}
 		defer m.Close()
-		if hessians != "" {
-			if o.Hessians, err = model.OpenHessians(hessians); err != nil {
+		if e.hessians != "" {
+			if o.Hessians, err = model.OpenHessians(e.hessians); err != nil {
 				return err
 			}
 			defer o.Hessians.Close()
@@ -126,88 +155,108 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 		if err != nil {
 			return err
 		}
-		if dryRun {
-			return printPlan(cmd.OutOrStdout(), plan, asJSON)
+		if err := plan.Check(args[1], run); err != nil {
+			return existing(err)
+		}
+		printNotes(cmd.ErrOrStderr(), plan)
+		if e.dryRun {
+			return printPlan(cmd.OutOrStdout(), plan, e.asJSON)
 		}
 		b, err := openBackend(*backend)
 		if err != nil {
 			return err
 		}
 		defer b.Close()
-		bar := &weightBar{w: cmd.ErrOrStderr()}
-		defer bar.done()
-		r, err := plan.Encode(cmd.Context(), args[1], model.RunOptions{Backend: b, Jobs: jobs, Force: force, Progress: bar.update})
+		run.Backend = b
+		r, err := plan.Encode(cmd.Context(), args[1], run)
 		if err != nil {
 			return existing(err)
 		}
 		bar.done()
-		return trellisResult{args[1], b.Name(), r}.print(cmd.OutOrStdout(), asJSON)
+		return trellisResult{args[1], b.Name(), r}.print(cmd.OutOrStdout(), e.asJSON)
 	}
 	return cmd
 }
 
-// trellisOptions reads the flags of trellis encode.
-func trellisOptions(tensors string, k, block int, code, axis, policy, scale, shard string) (model.EncodeOptions, error) {
-	var o model.EncodeOptions
-	if tensors == "" {
+// encodeOptions checks the flags that say what is coded and how.
+func (e *encodeFlags) encodeOptions() (model.EncodeOptions, error) {
+	o := model.EncodeOptions{Params: e.params}
+	if e.tensors == "" {
 		return o, usagef("--tensors is required")
 	}
 	var err error
-	if o.Tensors, err = nameFlag("--tensors", tensors); err != nil {
+	if o.Tensors, err = nameFlag("--tensors", e.tensors); err != nil {
 		return o, err
 	}
-	o.Params = trellis.DefaultParams(k)
-	o.Params.T = block
-	if err = o.Params.Code.UnmarshalText([]byte(code)); err != nil {
-		return o, usagef("--code: %w", err)
-	}
-	if err = o.Params.Scale.UnmarshalText([]byte(scale)); err != nil {
-		return o, usagef("--scale: %w", err)
-	}
-	switch policy {
-	case trellis.Finite.String():
-	case trellis.Compat.String():
-		o.Params.Policy = trellis.Compat
-	default:
-		return o, usagef("--policy %q: want finite or compat", policy)
-	}
-	switch axis {
+	switch e.axis {
 	case "auto":
 		o.Axis = model.AutoAxis
 	case "0", "1":
-		o.Axis = int(axis[0] - '0')
+		o.Axis = int(e.axis[0] - '0')
 	default:
-		return o, usagef("--axis %q: want auto, 0 or 1", axis)
+		return o, usagef("--axis %q: want auto, 0 or 1", e.axis)
 	}
-	if k != 0 {
+	if e.params.K != 0 {
 		if err := o.Params.Validate(); err != nil {
 			return o, usageError{err}
 		}
 	}
-	if shard != "" {
-		i, n, ok := strings.Cut(shard, "/")
+	if e.shard != "" {
+		i, n, ok := strings.Cut(e.shard, "/")
 		var errs [2]error
 		o.Part, errs[0] = strconv.Atoi(i)
 		o.Parts, errs[1] = strconv.Atoi(n)
 		if !ok || errors.Join(errs[:]...) != nil || o.Parts < 1 || o.Part < 1 || o.Part > o.Parts {
-			return o, usagef("--shard %q: want i/n with i from 1 to n", shard)
+			return o, usagef("--shard %q: want i/n with i from 1 to n", e.shard)
 		}
 	}
+	if e.bitsMap != "" {
+		text, err := os.ReadFile(e.bitsMap)
+		if err != nil {
+			return o, err
+		}
+		if o.Bits, err = model.ParseBitsMap(text); err != nil {
+			return o, fmt.Errorf("%s: %w", e.bitsMap, err)
+		}
+	}
+	if e.params.K == 0 && o.Bits == nil {
+		return o, usagef("--bits is required")
+	}
 	return o, nil
+}
+
+// printNotes says what a user may have expected to be coded, or coded otherwise.
+func printNotes(w io.Writer, p *model.Plan) {
+	note := func(what string, names []string) {
+		if n := len(names); n > 0 {
+			more := ""
+			if n > 3 {
+				names, more = names[:3], fmt.Sprintf(" and %d more", n-3)
+			}
+			fmt.Fprintf(w, "note: %s: %s%s\n", what, printable(strings.Join(names, ", ")), more)
+		}
+	}
+	note("matched, but copied, as these are not matrices called <base>.weight", p.Passed)
+	note("coded without a Hessian", p.NoHessian)
+	note("Hessians of no selected matrix", p.UnusedHessians)
+	note("copied as asked", p.Twice)
 }
 
 // printPlan prints what trellis encode would do.
 func printPlan(w io.Writer, p *model.Plan, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(struct {
-			Tensors []model.Planned `json:"tensors"`
-			Passed  []string        `json:"matched_but_copied"`
-			Copied  int             `json:"copied_tensors"`
-			Files   []string        `json:"copied_files"`
-		}{p.Tensors, append([]string{}, p.Passed...), p.Copied, append([]string{}, p.Files...)})
+			Tensors        []model.Planned `json:"tensors"`
+			Passed         []string        `json:"matched_but_copied"`
+			NoHessian      []string        `json:"without_hessian,omitempty"`
+			UnusedHessians []string        `json:"unused_hessians,omitempty"`
+			Twice          []string        `json:"copied_duplicates,omitempty"`
+			Copied         int             `json:"copied_tensors"`
+			Files          []string        `json:"copied_files"`
+		}{p.Tensors, append([]string{}, p.Passed...), p.NoHessian, p.UnusedHessians, p.Twice, p.Copied, append([]string{}, p.Files...)})
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "TENSOR\tSHAPE\tDTYPE\tK\tAXIS\tHESSIAN\tBITS/WEIGHT\tSIZE\tCODED\tPART")
+	fmt.Fprintln(t, "TENSOR\tSHAPE\tDTYPE\tBITS\tAXIS\tHESSIAN\tBITS/WEIGHT\tSIZE\tCODED\tPART")
 	var weights, source, coded int64
 	for _, x := range p.Tensors {
 		part := "-"
@@ -225,11 +274,8 @@ func printPlan(w io.Writer, p *model.Plan, asJSON bool) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%d matrices of %d weights: %s from %s, %.3f bits a weight\n",
+	fmt.Fprintf(w, "%d matrices of %d weights: %s from %s, %.3f bits per weight\n",
 		len(p.Tensors), weights, bytesText(coded), bytesText(source), 8*float64(coded)/float64(max(1, weights)))
-	if len(p.Passed) > 0 {
-		fmt.Fprintf(w, "matched, but copied since no matrices called <base>.weight: %s\n", printable(strings.Join(p.Passed, ", ")))
-	}
 	fmt.Fprintf(w, "copied: %d tensors\n", p.Copied)
 	if len(p.Files) > 0 {
 		fmt.Fprintf(w, "copied: %s\n", printable(strings.Join(p.Files, ", ")))
@@ -238,9 +284,8 @@ func printPlan(w io.Writer, p *model.Plan, asJSON bool) error {
 }
 
 func newTrellisDecode() *cobra.Command {
-	var dtype string
-	var jobs int
-	var force, asJSON bool
+	var r runFlags
+	dtype := codec.BF16
 	cmd := &cobra.Command{
 		Use:   "decode IN OUT",
 		Short: "Restore the weight matrices of a coded model",
@@ -250,22 +295,18 @@ file, under the names that they had. OUT becomes what IN is.`,
 		Args:    exactly(2),
 	}
 	f := cmd.Flags()
-	f.StringVar(&dtype, "dtype", "bf16", "type of restored weights: bf16, f16 or f32")
-	f.IntVar(&jobs, "jobs", 1, "tensors in memory at a time; all cores are used in any case")
-	f.BoolVar(&force, "force", false, "replace OUT if it exists, and begin again where OUT.partial is of another run")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	f.TextVar(&dtype, "dtype", dtype, "type of restored weights: bf16, f16 or f32")
+	r.add(f)
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := noStreams(args...); err != nil {
 			return err
 		}
-		var d codec.DType
-		err := d.UnmarshalText([]byte(dtype))
+		bar := &weightBar{w: cmd.ErrOrStderr()}
+		defer bar.done()
+		run, err := r.options(bar)
 		if err != nil {
-			return usagef("--dtype: %w", err)
-		}
-		if jobs < 1 {
-			return usagef("--jobs %d: want at least 1", jobs)
+			return err
 		}
 		m, err := model.Open(args[0])
 		if err != nil {
@@ -277,14 +318,13 @@ file, under the names that they had. OUT becomes what IN is.`,
 			return err
 		}
 		defer b.Close()
-		bar := &weightBar{w: cmd.ErrOrStderr()}
-		defer bar.done()
-		r, err := m.Decode(cmd.Context(), args[1], d, model.RunOptions{Backend: b, Jobs: jobs, Force: force, Progress: bar.update})
+		run.Backend = b
+		result, err := m.Decode(cmd.Context(), args[1], dtype, run)
 		if err != nil {
 			return existing(err)
 		}
 		bar.done()
-		return trellisResult{args[1], b.Name(), r}.print(cmd.OutOrStdout(), asJSON)
+		return trellisResult{args[1], b.Name(), result}.print(cmd.OutOrStdout(), r.asJSON)
 	}
 	return cmd
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -46,17 +47,18 @@ func newTrellisTable() *cobra.Command {
 		Use:   "table",
 		Short: "Measure the distortion of the codes",
 		Long: fmt.Sprintf(`Measure the mean squared error of the codes on blocks of 256 independent N(0, 1)
-weights, tail-biting, in rows of %d, the stored scale included. Beside it stand
-its standard error, the error of the optimal scalar quantiser (Lloyd–Max) and
-the least error that k bits allow, 2^(-2k).
+weights, tail-biting, in rows of %d blocks, the stored scale included. Also shown: its
+standard error, the error of the optimal scalar quantiser (Lloyd–Max) and the
+least error that k bits allow, 2^(-2k).
 
 The rows of L = 16 take at most %d blocks. The default takes some minutes on two
 cores.`, trellis.RowBlocks, longBlocks),
-		Example: `  turbotrellis trellis table --k 2,3 --blocks 256`,
+		Example: `  turbotrellis trellis table --bits 2,3 --blocks 256`,
 		Args:    exactly(0),
 	}
-	cmd.Flags().IntSliceVar(&ks, "k", []int{1, 2, 3, 4}, "bits a weight, of 1 to 4")
-	cmd.Flags().IntVar(&blocks, "blocks", 4096, fmt.Sprintf("blocks a row of the table: a multiple of %d", trellis.RowBlocks))
+	aliases(cmd, map[string]string{"k": "bits"})
+	cmd.Flags().IntSliceVar(&ks, "bits", []int{1, 2, 3, 4}, "bits per weight, 1 to 4 each")
+	cmd.Flags().IntVar(&blocks, "blocks", 4096, fmt.Sprintf("blocks per row of the table: a multiple of %d", trellis.RowBlocks))
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print it as JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if blocks < trellis.RowBlocks || blocks%trellis.RowBlocks != 0 {
@@ -64,14 +66,11 @@ cores.`, trellis.RowBlocks, longBlocks),
 		}
 		for _, k := range ks {
 			if _, ok := lloydMax[k]; !ok {
-				return usagef("--k %d: want 1 to 4", k)
+				return usagef("--bits %d: want 1 to 4", k)
 			}
 		}
 		b := &bar{what: "measuring", unit: "states"}
-		rows, err := distortionTable(ks, blocks, func(done, total int64) error {
-			b.update(done, total)
-			return cmd.Context().Err()
-		})
+		rows, err := distortionTable(cmd.Context(), ks, blocks, b.update)
 		b.done()
 		if err != nil {
 			return err
@@ -111,20 +110,18 @@ func tableCases(ks []int, blocks int) []tableCase {
 }
 
 // distortionTable measures the table. step is called with the states visited,
-// in all and of all, at the start and after each line, and may end the measurement.
-func distortionTable(ks []int, blocks int, step func(done, total int64) error) ([]tableRow, error) {
+// in all and of all, at the start and after each line.
+func distortionTable(ctx context.Context, ks []int, blocks int, step func(done, total int64)) ([]tableRow, error) {
 	cases := tableCases(ks, blocks)
 	var done, total int64
 	cost := func(c tableCase) int64 { return int64(c.blocks*c.p.T) << c.p.L }
 	for _, c := range cases {
 		total += cost(c)
 	}
-	if err := step(0, total); err != nil {
-		return nil, err
-	}
+	step(0, total)
 	rows := []tableRow{}
 	for _, c := range cases {
-		d, err := trellis.MeasureDistortion(c.p, c.blocks, tableSeed, runtime.GOMAXPROCS(0))
+		d, err := trellis.MeasureDistortion(ctx, c.p, c.blocks, tableSeed, runtime.GOMAXPROCS(0))
 		if err != nil {
 			return nil, err
 		}
@@ -134,9 +131,7 @@ func distortionTable(ks []int, blocks int, step func(done, total int64) error) (
 			Lloyd: lloydMax[c.p.K], Bound: math.Ldexp(1, -2*c.p.K),
 		})
 		done += cost(c)
-		if err := step(done, total); err != nil {
-			return nil, err
-		}
+		step(done, total)
 	}
 	return rows, nil
 }
