@@ -1,15 +1,10 @@
-//go:build !metal && !cuda
+//go:build !metal
 
 package gpu
 
-import (
-	"github.com/turbotrellis/turbotrellis/gpu"
-	"github.com/turbotrellis/turbotrellis/shaders"
-)
+import "github.com/turbotrellis/turbotrellis/gpu"
 
 const deviceName = "gpu"
-
-var source = shaders.FamilySource
 
 func openDevice() (gpu.Device, error) {
 	return nil, &gpu.Error{Op: "open", Err: gpu.ErrUnavailable, Detail: "no device was compiled in"}
