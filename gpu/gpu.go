@@ -81,7 +81,7 @@ type Info struct {
 	MaxThreads           [3]int // threads in a threadgroup, by dimension
 }
 
-// Options choose a device. The zero value takes the system's default one.
+// Options choose a device. The zero value takes the first that the system lists.
 type Options struct {
 	Name       string // the device of this name, if not empty
 	RegistryID uint64 // the device with this registry id, if not zero
@@ -91,7 +91,8 @@ type Options struct {
 	Timeout time.Duration
 
 	// Prebuilt, if not empty, is a folder of libraries compiled ahead of time. NewLibrary without
-	// FastMath loads the one that PrebuiltName names, if it is there, instead of compiling.
+	// FastMath loads the one that PrebuiltName names instead of compiling, if it is there and the
+	// system loads it (it refuses one that was built for a later system).
 	Prebuilt string
 }
 

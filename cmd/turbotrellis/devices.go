@@ -18,10 +18,9 @@ func newDevices() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and whether they pass the canary",
-		Long: `devices lists the GPUs, the default one first. Each runs the canary, a kernel
-that shows whether the device rounds as the codecs need; one that does not is
-never used. Without a driver for GPUs, or without a GPU, it says so and exits
-with 0.`,
+		Long: `devices lists the GPUs. Each GPU runs the canary kernel, which
+checks how it rounds; GPUs that fail are not used. Without a GPU, or without a
+driver for one, devices says why there is none and exits with 0.`,
 		Args: exactly(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := listDevices()

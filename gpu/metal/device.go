@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 	"unsafe"
 
 	"github.com/turbotrellis/turbotrellis/gpu"
@@ -23,6 +24,9 @@ import (
 
 // open opens the device that o chooses. driver is the sender's name, for Info.
 func open(s mtl.Sender, driver string, o gpu.Options) (gpu.Device, error) {
+	if !utf8.ValidString(o.Prebuilt) || strings.IndexByte(o.Prebuilt, 0) >= 0 {
+		return nil, &gpu.Error{Op: "open", Err: gpu.ErrInvalid, Detail: fmt.Sprintf("the folder of libraries %q is not UTF-8", o.Prebuilt)}
+	}
 	var d *device
 	err := error(&gpu.Error{Op: "open", Err: gpu.ErrUnavailable, Detail: wanted(o)})
 	each(s, func(m mtl.Device) bool {
@@ -58,7 +62,7 @@ func wanted(o gpu.Options) string {
 	return b
 }
 
-// list describes every device, the default one first.
+// list describes every device, each once.
 func list(s mtl.Sender, driver string) []gpu.Info {
 	var infos []gpu.Info
 	seen := map[uint64]bool{}
@@ -73,27 +77,23 @@ func list(s mtl.Sender, driver string) []gpu.Info {
 	return infos
 }
 
-// each calls f, inside a pool, with the default device and then with all of them (the default may
-// be nil where others are there), until f keeps one by returning true: its ownership is then f's.
+// each calls f, inside a pool, with all devices and then with the default one, until f keeps one by
+// returning true: its ownership is then f's. The default comes last because in a program without a
+// window server, in a terminal or a service, the system may give none and log a complaint.
 func each(s mtl.Sender, f func(mtl.Device) bool) {
 	mtl.Pool(s, func() {
-		if m := mtl.CreateSystemDefaultDevice(s); !m.IsNil() {
-			if f(m) {
-				return
+		if all := mtl.CopyAllDevices(s); !all.IsNil() {
+			defer all.Release()
+			for i := range all.Count() {
+				m := all.ObjectAtIndex(i)
+				m.Retain()
+				if f(m) {
+					return
+				}
+				m.Release()
 			}
-			m.Release()
 		}
-		all := mtl.CopyAllDevices(s)
-		if all.IsNil() {
-			return
-		}
-		defer all.Release()
-		for i := range all.Count() {
-			m := all.ObjectAtIndex(i)
-			m.Retain()
-			if f(m) {
-				return
-			}
+		if m := mtl.CreateSystemDefaultDevice(s); !m.IsNil() && !f(m) {
 			m.Release()
 		}
 	})
@@ -205,7 +205,10 @@ func (d *device) NewLibrary(source string, o gpu.CompileOptions) (gpu.Library, e
 		name := gpu.PrebuiltName(source)
 		path := filepath.Join(d.prebuilt, name+".metallib")
 		if _, err := os.Stat(path); err == nil {
-			return d.loadLibrary(path, name)
+			l, err := d.loadLibrary(path, name)
+			if !errors.Is(err, errRefused) {
+				return l, err
+			}
 		}
 	}
 	var l *library
@@ -238,17 +241,18 @@ func (d *device) NewLibrary(source string, o gpu.CompileOptions) (gpu.Library, e
 	return l, nil
 }
 
+// errRefused says that the system did not load a library: it may be for a later system.
+var errRefused = errors.New("refused")
+
 // loadLibrary loads a compiled library, which must hold the named kernel.
 func (d *device) loadLibrary(path, kernel string) (gpu.Library, error) {
 	const op = "load"
 	var l *library
 	var err error
 	mtl.Pool(d.s, func() {
-		m, nserr := d.device.NewLibraryWithURL(path)
+		m, _ := d.device.NewLibraryWithURL(path)
 		if m.IsNil() {
-			e := failure(op, "", gpu.ErrCompile, nserr)
-			e.Detail = path + ": " + e.Detail
-			err = e
+			err = errRefused
 			return
 		}
 		proof := m.NewFunctionWithName(kernel)

@@ -179,9 +179,14 @@ func TestPrebuilt(t *testing.T) {
 	if _, err := d.NewLibrary(source, gpu.CompileOptions{}); !errors.Is(err, gpu.ErrCompile) || !strings.Contains(err.Error(), "another source") {
 		t.Error("a library of something else:", err)
 	}
-	r.Compile = &mtlfake.Fault{Domain: "MTLLibraryErrorDomain", Text: "not a library", Code: 1}
-	if _, err := d.NewLibrary(source, gpu.CompileOptions{}); !errors.Is(err, gpu.ErrCompile) || !strings.Contains(err.Error(), path+": not a library") {
-		t.Error("no library:", err)
+	r.Load, r.Options = &mtlfake.Fault{Domain: "MTLLibraryErrorDomain", Text: "not a library", Code: 1}, ""
+	if l, err := d.NewLibrary(source, gpu.CompileOptions{}); err != nil || r.Options == "" {
+		t.Errorf("a library that the system refuses: %v, compiled %q", err, r.Options)
+	} else {
+		l.Release()
+	}
+	if _, err := open(r, "fake", gpu.Options{Prebuilt: "\xff"}); !errors.Is(err, gpu.ErrInvalid) {
+		t.Error("a folder that is not UTF-8:", err)
 	}
 	if err := d.Close(); err != nil {
 		t.Error(err)

@@ -371,6 +371,9 @@ func TestConcurrent(t *testing.T) {
 
 // The same with freed memory overwritten.
 func TestClobberFree(t *testing.T) {
+	if runtime.GOOS == "darwin" {
+		t.Skip("a child of a process that has used Metal may hang: GODEBUG=clobberfree=1 go test -run 'Run|Errors|Concurrent'")
+	}
 	open(t).Close()
 	exe, err := os.Executable()
 	if err != nil {

@@ -23,7 +23,7 @@ func Open(o gpu.Options) (gpu.Device, error) {
 	return open(s, Name, o)
 }
 
-// List describes the devices, the default one first. It fails with gpu.ErrUnavailable like Open; no
+// List describes the devices, each once. It fails with gpu.ErrUnavailable like Open; no
 // device at all is an empty list.
 func List() ([]gpu.Info, error) {
 	s, err := load()

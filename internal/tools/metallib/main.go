@@ -53,7 +53,7 @@ func build(dir, family string, sourceOnly bool) error {
 		return err
 	}
 	for _, args := range [][]string{
-		{"metal", "-std=metal3.0", "-fno-fast-math", "-ffp-contract=off", "-c", path + ".metal", "-o", path + ".air"},
+		{"metal", "-std=metal3.0", "-mmacosx-version-min=13.0", "-fno-fast-math", "-ffp-contract=off", "-c", path + ".metal", "-o", path + ".air"},
 		{"metallib", path + ".air", "-o", path + ".metallib"},
 	} {
 		c := exec.Command("xcrun", append([]string{"-sdk", "macosx"}, args...)...)

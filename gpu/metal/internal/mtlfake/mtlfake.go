@@ -36,7 +36,8 @@ type Runtime struct {
 	NilContents     bool
 	NilCommands     bool
 	NilEncoder      bool
-	Compile         *Fault // what newLibraryWithSource and newLibraryWithURL answer
+	Compile         *Fault // what newLibraryWithSource answers
+	Load            *Fault // what newLibraryWithURL answers
 	Pipeline        *Fault // what newComputePipelineState answers
 	Commit          *Fault // how command buffers end
 	Wait            func() // what waiting for one takes, if not nil
@@ -503,8 +504,8 @@ func (r *Runtime) IDIDError(id mtl.ID, m mtl.Msg, a mtl.ID) (mtl.ID, mtl.ID) {
 	_, end := r.begin(id, m, "id (id, NSError **)")
 	defer end()
 	if m.Message().Selector == "newLibraryWithURL:error:" {
-		if r.Compile != nil {
-			return 0, r.nserror(r.Compile)
+		if r.Load != nil {
+			return 0, r.nserror(r.Load)
 		}
 		r.Loaded = r.get(a).text
 		n, _ := r.make("MTLLibrary")
