@@ -1,7 +1,7 @@
 # Everything that CI does has a target here; CI calls only these. CONTRIBUTING.md
 # has a table of the environment variables.
 .DEFAULT_GOAL := help
-.PHONY: help build test race vet typecheck fma fuzz targets hostmetal metal metal-all msl darwin metallib reader-check mutate bench nightly clean
+.PHONY: help build test race vet typecheck fma fuzz targets hostmetal metal metal-all cuda-check conformance-cuda msl darwin metallib reader-check mutate bench nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -90,6 +90,25 @@ metal-all: ## the same in every form
 	$(MAKE) metal ARCH=arm64
 	$(MAKE) metal ARCH=arm64 SENDER=darwinkit
 
+# The CUDA backend. cuda-check needs no GPU; SAN=memcheck, racecheck, synccheck or
+# initcheck runs the short form of conformance-cuda under compute-sanitizer.
+cuda-check: ## the kernels through NVRTC, the CUDA device over a driver in Go; without a GPU
+	NVRTC=$$(scripts/nvrtc.sh build/nvrtc) && \
+		TURBOTRELLIS_NVRTC=$(CURDIR)/$$NVRTC CGO_ENABLED=0 go test -timeout 60m -tags cuda ./gpu/cuda ./codec/cuda ./codec/auto
+
+CUDA := REQUIRE_BACKENDS=cuda CGO_ENABLED=0 go test -count=1 -timeout 120m -tags cuda
+CUDA_SANITIZER := compute-sanitizer --tool $(SAN) --error-exitcode 9 $(if $(filter memcheck,$(SAN)),--padding 256)
+conformance-cuda: ## the CUDA backend on an NVIDIA GPU (SAN=)
+ifeq ($(SAN),)
+	CONFORMANCE_FORM=normal $(CUDA) -v -run '^(TestConformance|TestEveryKernel)$$' ./codec/gpu
+	CONFORMANCE_FORM=normal TURBOTRELLIS_TEST_FTZ=1 $(CUDA) -v -run '^(TestConformance|TestEveryKernel)$$' ./codec/gpu
+	$(CUDA) -skip '^(TestConformance|TestEveryKernel)$$' ./codec/gpu ./codec/cuda ./gpu/...
+	$(CUDA) -short -run 'Backends|Devices|Open' ./codec/auto ./conformance ./cmd/...
+else
+	TURBOTRELLIS_SANITIZED=$(SAN) $(CUDA) -short -exec '$(CUDA_SANITIZER)' -run '^(TestEveryKernel|TestExactBuffers|TestConformance)$$' ./codec/gpu
+	TURBOTRELLIS_SANITIZED=$(SAN) $(CUDA) -short -exec '$(CUDA_SANITIZER)' -run Hardware ./gpu/cuda
+endif
+
 msl: ## compile the shaders with real address spaces
 	go run ./internal/tools/mslcheck
 	go test -count=1 -run MSL ./internal/tools/mslcheck
@@ -110,11 +129,12 @@ bench: ## benchmarks; compare ratios within one run
 	go test -run '^$$' -bench . -benchtime 200ms ./...
 
 nightly: export TURBOTRELLIS_LONG = 1
-nightly: vet typecheck msl reader-check race metal-all ## the long form of everything: hours
+nightly: vet typecheck msl cuda-check reader-check race metal-all ## the long form of everything: hours
 	GOARCH=386 go vet ./...
 	for os in windows freebsd plan9; do GOOS=$$os GOARCH=amd64 go vet ./... || exit; done
 	GOOS=wasip1 GOARCH=wasm go vet ./...
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet -tags metal ./...
+	GOARCH=arm64 CGO_ENABLED=0 go vet -tags cuda ./...
 	go test -count=1 -timeout 300m ./...
 	scripts/fma.sh
 	scripts/targets.sh

@@ -392,6 +392,7 @@ func swapNibbles(b []byte) {
 
 // TestBroken breaks one thing at a time, and wants it found under its name.
 func TestBroken(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name   string
 		filter string
@@ -511,6 +512,7 @@ func TestBroken(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			m := rewritten()
 			test.break_(m)
 			r := Run(m, plainly(test.filter))
@@ -538,6 +540,7 @@ func TestBroken(t *testing.T) {
 // The rewritten encoders are right where they are meant to be, so the faults
 // above are the only ones.
 func TestRewritten(t *testing.T) {
+	t.Parallel()
 	for _, filter := range []string{"EncodeKeys", "rule=rms", "rule=search"} {
 		m := rewritten()
 		m.miss = func(c, s, y float32) float32 { return float32(c*s) - y }

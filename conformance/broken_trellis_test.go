@@ -186,6 +186,7 @@ func (c *mutantCodec) Decode(dst codec.Tensor, m *trellis.Matrix, first int) err
 func plainEmission(x, f float32) float32 { return float32(float32(2*x)*f) - float32(f*f) }
 
 func TestBrokenTrellis(t *testing.T) {
+	t.Parallel()
 	largest := func(best, g float32) bool { return g >= best }
 	tests := []struct {
 		name   string
@@ -236,6 +237,7 @@ func TestBrokenTrellis(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			o := plainly(test.filter)
 			r := Run(&test.mutant, o)
 			if test.want == nil {

@@ -27,6 +27,13 @@ const (
 // TestMain lets the test binary be a process to kill.
 func TestMain(m *testing.M) {
 	src, out, ok := strings.Cut(os.Getenv(victimEnv), "\n")
+	if text := os.Getenv(scenarioEnv); text != "" {
+		if err := act(text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if src, out, ok := strings.Cut(os.Getenv(memoryEnv), "\n"); ok {
 		if err := encodeLarge(src, out); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -98,7 +105,7 @@ func many(tb testing.TB) string {
 	return dir
 }
 
-// TestKilled kills an encoding 50 times, at random progress reports and at random
+// TestKilled kills an encoding again and again, at random progress reports and at random
 // times, and goes on with what it left until it is finished.
 func TestKilled(t *testing.T) {
 	self, err := os.Executable()
@@ -115,7 +122,11 @@ func TestKilled(t *testing.T) {
 
 	rnd := rand.New(rand.NewPCG(5, 5))
 	kills, finished, resumed := 0, 0, 0
-	for kills < 50 {
+	enough := 10 // and see TestKilledAtEveryCall
+	if os.Getenv("TURBOTRELLIS_LONG") != "" {
+		enough = 50
+	}
+	for kills < enough {
 		cmd := exec.Command(self)
 		dieAt := 0
 		if kills%2 == 0 {

@@ -5,6 +5,7 @@
 // # Which are built in
 //
 //	metal  with -tags metal; runs on a Mac with Apple silicon
+//	cuda   with -tags cuda; runs on Linux with an NVIDIA GPU
 //	cpu    always
 //	ref    always: the definition, where another is in doubt
 //
@@ -39,6 +40,7 @@ type candidate struct {
 // candidates holds every backend, fastest first. The last always opens.
 var candidates = [...]candidate{
 	metalBackend,
+	cudaBackend,
 	{"cpu", openCPU},
 	{"ref", func() (codec.Backend, error) { return ref.New(), nil }},
 }

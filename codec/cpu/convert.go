@@ -120,6 +120,28 @@ func toBF16(x float32) uint16 {
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
+// roundBF16 is toBF16 of what is not a NaN that came from a stored scale.
+func roundBF16(x float32) uint16 {
+	b := math.Float32bits(x)
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}
+
+// narrowBF16 is narrow to bf16 of x with the sign bits in signs turned, for rows without a NaN that came from a
+// stored scale: one that an operation made does not overflow when it is rounded.
+func narrowBF16(dst []byte, x []float32, signs []uint32) {
+	for len(x) >= 4 && len(signs) >= 4 && len(dst) >= 8 {
+		s, g := (*[4]float32)(x), (*[4]uint32)(signs)
+		a, b := math.Float32bits(s[0])^g[0], math.Float32bits(s[1])^g[1]
+		c, d := math.Float32bits(s[2])^g[2], math.Float32bits(s[3])^g[3]
+		p := (*[8]byte)(dst)
+		binary.LittleEndian.PutUint16(p[0:], uint16((a+0x7fff+a>>16&1)>>16))
+		binary.LittleEndian.PutUint16(p[2:], uint16((b+0x7fff+b>>16&1)>>16))
+		binary.LittleEndian.PutUint16(p[4:], uint16((c+0x7fff+c>>16&1)>>16))
+		binary.LittleEndian.PutUint16(p[6:], uint16((d+0x7fff+d>>16&1)>>16))
+		x, signs, dst = x[4:], signs[4:], dst[8:]
+	}
+}
+
 // contiguous reports whether rows of t follow each other without gaps, elements too.
 func contiguous(t codec.Tensor) bool {
 	step := 1

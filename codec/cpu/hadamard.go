@@ -62,13 +62,14 @@ func (t *rotation) flip(x []float32) {
 	}
 }
 
-// forward is the transform without the signs, which the caller has applied.
-func (t *rotation) forward(x []float32) { t.transform(x, t.fwd) }
+// forward finishes the transform of a row multiplied by the signs, to whose runs octets has been applied.
+func (t *rotation) forward(x []float32) { t.finish(x, t.fwd) }
 
-// inverse is the transposed transform; the caller applies the signs to the result.
-func (t *rotation) inverse(x []float32) { t.transform(x, t.inv) }
+// inverse finishes the transposed transform in the same way; the caller applies the signs to the result.
+func (t *rotation) inverse(x []float32) { t.finish(x, t.inv) }
 
-func (t *rotation) transform(x []float32, h []uint32) {
+// finish applies what follows octets. Runs have at least 8 elements: rows are multiples of 32.
+func (t *rotation) finish(x []float32, h []uint32) {
 	if t.m == 1 {
 		butterflies(x, t.r)
 		return
@@ -79,33 +80,16 @@ func (t *rotation) transform(x []float32, h []uint32) {
 	combine(x, t.n, h, t.r)
 }
 
-// butterflies applies the stages 1, 2, 4 … len(x)/2 and then multiplies by r, unless r is 1.
+// butterflies applies the stages 8, 16 … len(x)/2 and then multiplies by r, unless r is 1.
 func butterflies(x []float32, r float32) {
 	n := len(x)
-	switch {
-	case n == 128: // 8·8·2
-		a := (*[128]float32)(x)
-		octets(a[:])
-		octetColumns((*[64]float32)(a[:64]), (*[64]float32)(a[64:]))
-		pairs(a[:64], a[64:], r)
-		return
-	case n == 64:
-		a := (*[64]float32)(x)
-		octets(a[:])
-		columns8(a)
-		scaleBy(x, r)
-		return
-	case n < 8:
-		for h := 1; h < n; h *= 2 {
-			for i := 0; i < n; i += 2 * h {
-				pairs(x[i:i+h], x[i+h:i+2*h], 1)
-			}
-		}
-		scaleBy(x, r)
-		return
-	}
-	octets(x)
 	h := 8
+	if n >= 64 {
+		for i := 0; i < n; i += 64 {
+			columns8((*[64]float32)(x[i:]))
+		}
+		h = 64
+	}
 	for ; 4*h <= n; h *= 4 {
 		last := float32(1)
 		if 4*h == n {
@@ -116,10 +100,10 @@ func butterflies(x []float32, r float32) {
 		}
 	}
 	switch {
-	case h == 8 && n == 8:
-		scaleBy(x, r)
 	case 2*h <= n:
 		pairs(x[:h], x[h:], r)
+	case n == 8 || n == 64: // no pass above has multiplied
+		scaleBy(x, r)
 	}
 }
 
@@ -134,31 +118,29 @@ func scaleBy(x []float32, r float32) {
 
 // octets applies the stages 1, 2 and 4 to each 8 neighbours.
 func octets(x []float32) {
-	for i := 0; i+8 <= len(x); i += 8 {
-		p := (*[8]float32)(x[i:])
-		p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7] = stages3(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7])
+	for len(x) >= 8 {
+		p := (*[8]float32)(x)
+		a, b, c, d := stages2(p[0], p[1], p[2], p[3])
+		e, f, g, h := stages2(p[4], p[5], p[6], p[7])
+		p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7] = a+e, b+f, c+g, d+h, a-e, b-f, c-g, d-h
+		x = x[8:]
 	}
-}
-
-// octetColumns is columns8 of both.
-func octetColumns(a, b *[64]float32) {
-	columns8(a)
-	columns8(b)
 }
 
 // columns8 applies the stages 8, 16 and 32.
 func columns8(p *[64]float32) {
 	for i := uint(0); i < 8; i++ {
-		p[i], p[i+8], p[i+16], p[i+24], p[i+32], p[i+40], p[i+48], p[i+56] =
-			stages3(p[i], p[i+8], p[i+16], p[i+24], p[i+32], p[i+40], p[i+48], p[i+56])
+		a, b, c, d := stages2(p[i], p[i+8], p[i+16], p[i+24])
+		e, f, g, h := stages2(p[i+32], p[i+40], p[i+48], p[i+56])
+		p[i], p[i+8], p[i+16], p[i+24], p[i+32], p[i+40], p[i+48], p[i+56] = a+e, b+f, c+g, d+h, a-e, b-f, c-g, d-h
 	}
 }
 
-// stages3 is three stages on eight values, the nearest pairs first.
-func stages3(a, b, c, d, e, f, g, h float32) (_, _, _, _, _, _, _, _ float32) {
-	a, b, c, d, e, f, g, h = a+b, a-b, c+d, c-d, e+f, e-f, g+h, g-h
-	a, b, c, d, e, f, g, h = a+c, b+d, a-c, b-d, e+g, f+h, e-g, f-h
-	return a + e, b + f, c + g, d + h, a - e, b - f, c - g, d - h
+// stages2 is two stages on four values, the nearest pairs first. It is small enough to be inlined; three stages
+// are not.
+func stages2(a, b, c, d float32) (_, _, _, _ float32) {
+	a, b, c, d = a+b, a-b, c+d, c-d
+	return a + c, b + d, a - c, b - d
 }
 
 // pairs is one stage on the pairs (x[i], y[i]), then the factor r.

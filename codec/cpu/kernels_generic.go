@@ -5,3 +5,5 @@ package cpu
 func keyKernelsFor(*keyCoder, Level) keyKernels { return keyKernels{} }
 
 func valueKernelsFor(*valueCoder, Level) valueKernels { return valueKernels{} }
+
+func trellisKernelsFor(*weights, Level) trellisKernels { return trellisKernels{} }

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"encoding/binary"
 	"math"
 
 	"github.com/turbotrellis/turbotrellis/affine"
@@ -69,23 +70,22 @@ func (c *keyCoder) encode(w *row, codes, scales, zeros, src []byte, t codec.DTyp
 	}
 	f := clean
 	step, size := c.group*t.Size(), c.scaleType.Size()
-	x := w.group.x[:c.group]
 	for g := 0; len(src) > 0; g++ {
-		widen(x, src[:step], t)
-		src = src[step:]
-		if !c.encodeGroup(&f, g, &w.group, codes[g*c.codeLen:][:c.codeLen], scales[g*size:][:size], zeros[g*size:][:size]) {
+		if !c.encodeGroup(&f, g, &w.group, src[:step], t, codes[g*c.codeLen:][:c.codeLen], scales[g*size:][:size], zeros[g*size:][:size]) {
 			return f
 		}
+		src = src[step:]
 	}
 	return f
 }
 
-// encodeGroup packs the group in w.x, number g of its run. It notes the first overflow in f. It is false after
+// encodeGroup packs the group src, number g of its run. It notes the first overflow in f. It is false after
 // an element that is not finite, which it notes.
-func (c *keyCoder) encodeGroup(f *found, g int, w *group, codes, scale, zero []byte) bool {
+func (c *keyCoder) encodeGroup(f *found, g int, w *group, src []byte, t codec.DType, codes, scale, zero []byte) bool {
 	x := w.x[:c.group]
-	lo, hi, ok := c.canonRange(x)
+	lo, hi, ok := c.canonRange(x, src, t)
 	if !ok {
+		widen(x, src, t)
 		for i, v := range x {
 			if !f32.IsFinite(v) {
 				f.nonFinite = g*c.group + i
@@ -103,54 +103,49 @@ func (c *keyCoder) encodeGroup(f *found, g int, w *group, codes, scale, zero []b
 		z = f32.Rint(lo / se)
 	}
 	index := w.index[:c.group]
+	if c.packer.bits == 8 {
+		index = codes[:c.group]
+	}
 	if f32.IsFinite(z) && se <= math.MaxFloat32 {
 		c.indices(index, x, se, z)
 	} else {
 		s, z = c.format.Quantize(index, x)
 	}
-	t := c.scaleType
+	st := c.scaleType
+	st.Store(scale, s)
+	st.Store(zero, z)
 	if !c.compat {
-		if f32.IsFinite(t.Round(s)) && !f32.IsFinite(t.Round(z)) {
-			s, z = affine.Midpoint(lo, hi), 1
+		if f32.IsFinite(st.Load(scale)) && !f32.IsFinite(st.Load(zero)) {
+			st.Store(scale, affine.Midpoint(lo, hi))
+			st.Store(zero, 1)
 			clear(index)
 		}
-		if !f32.IsFinite(t.Round(s)) && f.overflow < 0 {
+		if !f32.IsFinite(st.Load(scale)) && f.overflow < 0 {
 			f.overflow = g * c.group
 		}
 	}
-	t.Store(scale, s)
-	t.Store(zero, z)
-	c.packer.pack(codes, index)
+	if c.packer.bits < 8 {
+		c.packer.pack(codes, index)
+	}
 	return true
 }
 
-// canonRange makes x canonical and returns its least and greatest element, or false where an element is not
-// finite; x is then unchanged up to it.
+// canonRange makes x the canonical elements of src and returns the least and greatest, or false where an element
+// is not finite.
 //
 // Bits order as values do once those of negative values are turned over, and the minimum of two integers takes
 // no branch.
-func (c *keyCoder) canonRange(x []float32) (lo, hi float32, ok bool) {
-	lo0, hi0, lo1, hi1 := int32(math.MaxInt32), int32(math.MinInt32), int32(math.MaxInt32), int32(math.MinInt32)
-	if c.compat { // zeros keep their sign
-		for i, v := range x {
-			b := math.Float32bits(v)
-			if b&0x7fffffff < canonMin {
-				b &= 0x80000000
-				x[i] = math.Float32frombits(b)
-			}
-			k := order(b)
-			lo0, hi0 = min(lo0, k), max(hi0, k)
-		}
-	} else {
-		for i := 0; i+2 <= len(x); i += 2 {
-			p := (*[2]float32)(x[i:])
-			a, b := canonBits(p[0]), canonBits(p[1])
-			p[0], p[1] = math.Float32frombits(a), math.Float32frombits(b)
-			ka, kb := order(a), order(b)
-			lo0, hi0 = min(lo0, ka), max(hi0, ka)
-			lo1, hi1 = min(lo1, kb), max(hi1, kb)
-		}
-		lo0, hi0 = min(lo0, lo1), max(hi0, hi1)
+func (c *keyCoder) canonRange(x []float32, src []byte, t codec.DType) (lo, hi float32, ok bool) {
+	var lo0, hi0 int32
+	switch {
+	case c.compat:
+		widen(x, src, t)
+		lo0, hi0 = rangeSigned(x)
+	case t == codec.F32:
+		lo0, hi0 = range32(x, src)
+	default:
+		widen(x, src, t)
+		lo0, hi0 = rangeWide(x)
 	}
 	if hi0 >= infinity || lo0 <= ^int32(infinity) {
 		return 0, 0, false
@@ -162,9 +157,62 @@ func (c *keyCoder) canonRange(x []float32) (lo, hi float32, ok bool) {
 	return lo, hi, true
 }
 
-// canonBits returns the bits of x, or 0 for a magnitude below 2^-64.
-func canonBits(x float32) uint32 {
-	b := math.Float32bits(x)
+// range32 is rangeWide of float32 elements, which it puts in x.
+func range32(x []float32, src []byte) (lo, hi int32) {
+	lo, hi = math.MaxInt32, math.MinInt32
+	lo1, hi1 := lo, hi
+	for len(x) >= 4 && len(src) >= 16 {
+		p, d := (*[16]byte)(src), (*[4]float32)(x)
+		a := canonBits(binary.LittleEndian.Uint32(p[0:]))
+		b := canonBits(binary.LittleEndian.Uint32(p[4:]))
+		d[0], d[1] = math.Float32frombits(a), math.Float32frombits(b)
+		ka, kb := order(a), order(b)
+		lo, hi = min(lo, ka), max(hi, ka)
+		lo1, hi1 = min(lo1, kb), max(hi1, kb)
+		a = canonBits(binary.LittleEndian.Uint32(p[8:]))
+		b = canonBits(binary.LittleEndian.Uint32(p[12:]))
+		d[2], d[3] = math.Float32frombits(a), math.Float32frombits(b)
+		ka, kb = order(a), order(b)
+		lo, hi = min(lo, ka), max(hi, ka)
+		lo1, hi1 = min(lo1, kb), max(hi1, kb)
+		x, src = x[4:], src[16:]
+	}
+	return min(lo, lo1), max(hi, hi1)
+}
+
+// rangeWide makes x canonical and returns its least and greatest element as order has them.
+func rangeWide(x []float32) (lo, hi int32) {
+	lo, hi = math.MaxInt32, math.MinInt32
+	lo1, hi1 := lo, hi
+	for len(x) >= 2 {
+		d := (*[2]float32)(x)
+		a, b := canonBits(math.Float32bits(d[0])), canonBits(math.Float32bits(d[1]))
+		d[0], d[1] = math.Float32frombits(a), math.Float32frombits(b)
+		ka, kb := order(a), order(b)
+		lo, hi = min(lo, ka), max(hi, ka)
+		lo1, hi1 = min(lo1, kb), max(hi1, kb)
+		x = x[2:]
+	}
+	return min(lo, lo1), max(hi, hi1)
+}
+
+// rangeSigned is rangeWide, but zeros keep their sign.
+func rangeSigned(x []float32) (lo, hi int32) {
+	lo, hi = math.MaxInt32, math.MinInt32
+	for i, v := range x {
+		b := math.Float32bits(v)
+		if b&magnitude < canonMin {
+			b &^= magnitude
+			x[i] = math.Float32frombits(b)
+		}
+		k := order(b)
+		lo, hi = min(lo, k), max(hi, k)
+	}
+	return lo, hi
+}
+
+// canonBits returns the bits b, or 0 for a magnitude below 2^-64.
+func canonBits(b uint32) uint32 {
 	return b & uint32(int32(canonMin-1-b&0x7fffffff)>>31)
 }
 
@@ -183,13 +231,19 @@ func unorder(k int32) float32 {
 func (c *keyCoder) indices(index []byte, x []float32, se, zero float32) {
 	r := 1 / float64(se)
 	lo, hi := c.lo, c.hi
-	for i := 0; i+8 <= len(x); i += 8 {
-		d, s := (*[8]byte)(index[i:]), (*[8]float32)(x[i:])
-		for j, v := range s {
-			q := float32(float64(v)*r) - zero
-			d[j] = byte(min(max(int32(math.Float32bits(q+magic)), lo), hi))
-		}
+	for len(x) >= 4 && len(index) >= 4 {
+		d, s := (*[4]byte)(index), (*[4]float32)(x)
+		d[0] = index1(s[0], zero, r, lo, hi)
+		d[1] = index1(s[1], zero, r, lo, hi)
+		d[2] = index1(s[2], zero, r, lo, hi)
+		d[3] = index1(s[3], zero, r, lo, hi)
+		x, index = x[4:], index[4:]
 	}
+}
+
+func index1(x, zero float32, r float64, lo, hi int32) byte {
+	q := float32(float64(x)*r) - zero
+	return byte(min(max(int32(math.Float32bits(q+magic)), lo), hi))
 }
 
 // decode unpacks groups into dst, elements of type t without gaps, and returns how many it saturated.
@@ -201,9 +255,32 @@ func (c *keyCoder) decode(w *row, dst, codes, scales, zeros []byte, t codec.DTyp
 	x, index := w.group.x[:c.group], w.group.index[:c.group]
 	for g := 0; len(dst) > 0; g++ {
 		scale, zero := c.scaleType.Load(scales[g*size:]), c.scaleType.Load(zeros[g*size:])
-		c.packer.unpack(index, codes[g*c.codeLen:][:c.codeLen])
-		c.dequantize(x, index, scale, zero)
-		saturated += narrow(dst[:step], x, t, !c.compat)
+		if c.packer.bits == 8 {
+			index = codes[g*c.group:][:c.group]
+		} else {
+			c.packer.unpack(index, codes[g*c.codeLen:][:c.codeLen])
+		}
+		switch {
+		case t != codec.BF16 || !f32.IsFinite(scale) || !f32.IsFinite(zero):
+			c.dequantize(x, index, scale, zero)
+			saturated += narrow(dst[:step], x, t, !c.compat)
+		case c.format.Signed: // a finite scale and zero point give no NaN
+			for d, q := dst, index; len(q) >= 4 && len(d) >= 8; d, q = d[8:], q[4:] {
+				d, q := (*[8]byte)(d), (*[4]byte)(q)
+				binary.LittleEndian.PutUint16(d[0:], roundBF16((float32(int32(int8(q[0])))+zero)*scale))
+				binary.LittleEndian.PutUint16(d[2:], roundBF16((float32(int32(int8(q[1])))+zero)*scale))
+				binary.LittleEndian.PutUint16(d[4:], roundBF16((float32(int32(int8(q[2])))+zero)*scale))
+				binary.LittleEndian.PutUint16(d[6:], roundBF16((float32(int32(int8(q[3])))+zero)*scale))
+			}
+		default:
+			for d, q := dst, index; len(q) >= 4 && len(d) >= 8; d, q = d[8:], q[4:] {
+				d, q := (*[8]byte)(d), (*[4]byte)(q)
+				binary.LittleEndian.PutUint16(d[0:], roundBF16((float32(int32(q[0]))+zero)*scale))
+				binary.LittleEndian.PutUint16(d[2:], roundBF16((float32(int32(q[1]))+zero)*scale))
+				binary.LittleEndian.PutUint16(d[4:], roundBF16((float32(int32(q[2]))+zero)*scale))
+				binary.LittleEndian.PutUint16(d[6:], roundBF16((float32(int32(q[3]))+zero)*scale))
+			}
+		}
 		dst = dst[step:]
 	}
 	return saturated
@@ -211,18 +288,12 @@ func (c *keyCoder) decode(w *row, dst, codes, scales, zeros []byte, t codec.DTyp
 
 func (c *keyCoder) dequantize(x []float32, index []byte, scale, zero float32) {
 	if c.format.Signed {
-		for i := 0; i+8 <= len(x); i += 8 {
-			d, s := (*[8]float32)(x[i:]), (*[8]byte)(index[i:])
-			for j, v := range s {
-				d[j] = (float32(int32(int8(v))) + zero) * scale
-			}
+		for i, v := range index {
+			x[i] = (float32(int32(int8(v))) + zero) * scale
 		}
 		return
 	}
-	for i := 0; i+8 <= len(x); i += 8 {
-		d, s := (*[8]float32)(x[i:]), (*[8]byte)(index[i:])
-		for j, v := range s {
-			d[j] = (float32(int32(v)) + zero) * scale
-		}
+	for i, v := range index {
+		x[i] = (float32(int32(v)) + zero) * scale
 	}
 }

@@ -70,13 +70,20 @@ func (l *levels) divide(index []byte, y []float32, se float32) {
 func (l *levels) guess(index []byte, y []float32, se float32) {
 	inv := 64 / se
 	s := float64(se)
-	for i := 0; i+8 <= len(y); i += 8 {
-		d, p := (*[8]byte)(index[i:]), (*[8]float32)(y[i:])
-		for j, v := range p {
-			c := l.cell[math.Float32bits(float32(v*inv)+(magic+1024))%2048]
-			d[j] = c + above(float64(v), l.mids[c]*s)
-		}
+	for len(y) >= 4 && len(index) >= 4 {
+		d, p := (*[4]byte)(index), (*[4]float32)(y)
+		d[0] = l.guess1(p[0], inv, s)
+		d[1] = l.guess1(p[1], inv, s)
+		d[2] = l.guess1(p[2], inv, s)
+		d[3] = l.guess1(p[3], inv, s)
+		y, index = y[4:], index[4:]
 	}
+}
+
+// guess1 returns the index of y for the scale s and inv = 64/s.
+func (l *levels) guess1(y, inv float32, s float64) uint8 {
+	c := l.cell[math.Float32bits(float32(y*inv)+(magic+1024))%2048]
+	return c + above(float64(y), l.mids[c]*s)
 }
 
 // above is 1 where a > b.

@@ -21,6 +21,12 @@ type weights struct {
 	squares []float32 // f(s)·f(s)
 	rms     float32   // f32(1/lutRMS)
 
+	steps                       steps
+	branchValues, branchSquares []float32 // values and squares in the order of steps
+
+	distinct distinct
+	simd     trellisKernels
+
 	coders sync.Pool // of *coder
 	calls  sync.Pool // of *trellisCall
 }
@@ -34,6 +40,11 @@ func newTrellis(b *backend, p trellis.Params) (*weights, error) {
 	for s, f := range values {
 		c.squares[s] = f * f
 	}
+	if c.steps = stepsFor(p); c.steps != nil {
+		c.branchValues, c.branchSquares = byBranch(c.values, p), byBranch(c.squares, p)
+	}
+	c.distinct = newDistinct(c.values)
+	c.simd = trellisKernelsFor(c, b.level)
 	c.coders.New = func() any { return newCoder(c) }
 	c.calls.New = func() any { return &trellisCall{c: c} }
 	return c, nil
@@ -48,7 +59,9 @@ type coder struct {
 	row     []float32 // a coded row, or a decoded one
 	f       []float32 // the code values of a coded row
 	src     []byte    // a row of a tensor with gaps
-	table   []uint32  // decoder: by state, the stored weight
+	dst     []byte    // decoder: likewise
+	ring    []byte    // a block's bytes, and the first 8 again
+	table   *rowTable // decoder: the weights of a row
 }
 
 func newCoder(c *weights) *coder {
@@ -70,7 +83,15 @@ const (
 	checkRows              // scales of all rows, before anything is written
 	encodeRows
 	decodeRows
+	decodeTiles // of a matrix coded along its columns
 )
+
+// trellisKernels are vector kernels, or nil.
+type trellisKernels struct {
+	// decode decodes one block from its bytes and the first 8 of them again. It is false, having written nothing,
+	// where it does not serve the parameters, the scale or the type.
+	decode func(c *weights, dst, ring []byte, scale float32, t codec.DType) bool
+}
 
 // trellisCall is one call as a task: chunk i is rows i·per to (i+1)·per−1, coded rows for encoders.
 type trellisCall struct {
@@ -184,7 +205,8 @@ func (c *weights) Decode(dst codec.Tensor, m *trellis.Matrix, first int) error {
 	defer c.put(a)
 	a.m, a.x, a.first = m, newTensor(dst), first
 	if m.Geometry.Axis == 0 {
-		a.decodeColumns()
+		blocks := (first+dst.Rows()-1)/c.p.T - first/c.p.T + 1
+		a.run(decodeTiles, blocks*((m.Geometry.In+tile-1)/tile), 1)
 		return nil
 	}
 	a.run(decodeRows, dst.Rows(), chunkBytes/(4*m.Geometry.In))
@@ -208,6 +230,8 @@ func (a *trellisCall) chunk(i int) {
 			a.encodeRow(w, r)
 		case decodeRows:
 			a.decodeRow(w, r)
+		case decodeTiles:
+			a.decodeTile(w, r)
 		}
 	}
 }
@@ -283,10 +307,7 @@ func (a *trellisCall) checkRow(w *coder, r int) {
 		}
 	}
 	if zero {
-		a.m.Scales[r], a.divisors[r] = 0, 1
-		if c.p.Policy == trellis.Compat {
-			a.m.Scales[r] = pack.ToF16(1)
-		}
+		a.m.Scales[r], a.divisors[r] = c.p.ZeroScale(), 1
 		return
 	}
 	s := f32.Sqrt(f32.TreeSum(lanes[:])/float32(len(row))) * c.rms
@@ -356,79 +377,4 @@ func blockAt(g trellis.Geometry, p trellis.Params, row, block int) int {
 		return ((block/2*g.Rows()+row)*2 + block%2) * p.BlockWords()
 	}
 	return (row*(g.Cols()/p.T) + block) * p.BlockWords()
-}
-
-// decodeRow decodes row r of the output.
-func (a *trellisCall) decodeRow(w *coder, r int) {
-	c, g, p := a.c, a.m.Geometry, a.c.p
-	w.row = slices.Grow(w.row[:0], g.In)[:g.In]
-	s := pack.FromF16(a.m.Scales[a.first+r])
-	for b := range g.In / p.T {
-		block := a.m.Codes[blockAt(g, p, a.first+r, b):][:p.BlockWords()]
-		c.decodeBlock(w.row[b*p.T:][:p.T], block, s)
-	}
-	a.store(w, w.row, r)
-}
-
-// store rounds src into row r of the tensor.
-func (a *trellisCall) store(w *coder, src []float32, r int) {
-	n := a.x.dim * a.x.size
-	if a.x.contiguous {
-		narrow(a.x.Data[r*n:(r+1)*n], src, a.x.DType, false)
-		return
-	}
-	w.src = slices.Grow(w.src[:0], n)[:n]
-	narrow(w.src, src, a.x.DType, false)
-	scatter(a.x.Tensor, r, w.src)
-}
-
-// decodeBlock writes the weights of one block: f(state)·s.
-//
-// The window of bits that gives a state moves down by K bits a weight; a register holds what is left of two
-// words.
-func (c *weights) decodeBlock(dst []float32, block []uint32, s float32) {
-	values := c.values
-	mask := uint64(len(values) - 1)
-	k := c.p.K
-	// From the last weight back, windows start at bit 0 and go up.
-	acc, n, next := uint64(block[0]), 32, 1%len(block)
-	for t := len(dst) - 1; t >= 0; t-- {
-		if n < c.p.L {
-			acc |= uint64(block[next]) << n
-			n += 32
-			if next++; next == len(block) {
-				next = 0
-			}
-		}
-		dst[t] = values[acc&mask] * s
-		acc >>= k & 63
-		n -= k
-	}
-}
-
-// decodeColumns decodes rows of a matrix that is coded along its columns.
-func (a *trellisCall) decodeColumns() {
-	c, g, p := a.c, a.m.Geometry, a.c.p
-	w := c.coders.Get().(*coder)
-	defer c.coders.Put(w)
-	w.row = slices.Grow(w.row[:0], g.In)[:g.In]
-	for r := range a.x.Rows() {
-		out := a.first + r
-		for col := range w.row {
-			block := a.m.Codes[blockAt(g, p, col, out/p.T):][:p.BlockWords()]
-			w.row[col] = c.values[stateAt(block, p, out%p.T)] * pack.FromF16(a.m.Scales[col])
-		}
-		a.store(w, w.row, r)
-	}
-}
-
-// stateAt returns state t of a block.
-func stateAt(block []uint32, p trellis.Params, t int) uint32 {
-	bit := (p.T - 1 - t) * p.K
-	lo := bit / 32
-	hi := lo + 1
-	if hi == len(block) {
-		hi = 0
-	}
-	return uint32((uint64(block[hi])<<32|uint64(block[lo]))>>(bit%32)) & (1<<p.L - 1)
 }

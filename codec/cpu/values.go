@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"encoding/binary"
 	"math"
 
 	"github.com/turbotrellis/turbotrellis/codec"
@@ -52,18 +53,18 @@ func (c *valueCoder) encode(w *row, codes, scales, src []byte, t codec.DType) fo
 	}
 	f := clean
 	n := c.dim * t.Size()
+	x := w.x[:c.dim]
 	for base := 0; len(src) > 0; base += c.dim {
-		x := w.x[:c.dim]
-		widen(x, src[:n], t)
-		src = src[n:]
-		exact, ok := c.signed(x)
+		exact, ok := c.load(x, src[:n], t)
 		if !ok {
+			widen(x, src[:n], t)
 			f.nonFinite = base + firstNonFinite(x)
 			return f
 		}
+		src = src[n:]
 		c.rot.forward(x)
 		for g := 0; g < c.dim; g += c.group {
-			if !c.encodeGroup(&w.group, codes, scales, x[g:g+c.group], exact) && f.overflow < 0 {
+			if !c.encodeGroup(&w.group, codes[:c.codeLen], scales, x[g:g+c.group], exact) && f.overflow < 0 {
 				f.overflow = base + g
 			}
 			codes, scales = codes[c.codeLen:], scales[c.scaleType.Size():]
@@ -86,32 +87,85 @@ func firstNonFinite(x []float32) int {
 // at least 2^-60: their squares are not flushed.
 const safeMin = 0x30800000
 
-// signed makes a row canonical and multiplies it by the signs. It is false where an element is not finite, which
-// is left so. exact reports whether squares of the rotated row may have to be flushed.
-func (c *valueCoder) signed(x []float32) (exact, ok bool) {
-	var big, tiny uint32 // sign bits: a magnitude from infinity on, a magnitude in (0, 2^-30)
-	signs := c.rot.signs[:len(x)]
-	for i := 0; i+8 <= len(x); i += 8 {
-		p, s := (*[8]float32)(x[i:]), (*[8]uint32)(signs[i:])
-		for j, v := range p {
-			b := math.Float32bits(v)
-			m := b & 0x7fffffff
-			big |= m + (1<<31 - infinity)
-			tiny |= (m - safeMin) &^ (m - 1)
-			p[j] = math.Float32frombits(b ^ s[j])
-		}
+// load widens a row, makes it canonical, multiplies it by the signs and applies octets. It is false where an
+// element is not finite. exact reports whether squares of the rotated row may have to be flushed.
+func (c *valueCoder) load(x []float32, src []byte, t codec.DType) (exact, ok bool) {
+	// Sign bits: some magnitude is infinity or more; some is in (0, 2^-30).
+	var big, tiny uint32
+	if t == codec.F32 {
+		big, tiny = load32(x, src, c.rot.signs)
+	} else {
+		widen(x, src, t)
+		big, tiny = loadWide(x, c.rot.signs)
+	}
+	if (big|tiny)>>31 == 0 {
+		return false, true
 	}
 	if big>>31 != 0 {
 		return false, false
 	}
-	if tiny>>31 != 0 {
-		for i, v := range x {
-			if math.Float32bits(v)&0x7fffffff < canonMin {
-				x[i] = 0
-			}
-		}
+	widen(x, src, t)
+	for i, v := range x {
+		x[i] = f32.Canon(v)
 	}
-	return tiny>>31 != 0, true
+	c.rot.flip(x)
+	octets(x)
+	return true, true
+}
+
+const (
+	infinityUp = 1<<31 - infinity // carries a magnitude of infinity or more to the sign bit
+	magnitude  = 0x7fffffff
+)
+
+// load32 applies signs and octets to float32 elements.
+func load32(x []float32, src []byte, signs []uint32) (big, tiny uint32) {
+	for len(x) >= 8 && len(src) >= 32 && len(signs) >= 8 {
+		p, s, d := (*[32]byte)(src), (*[8]uint32)(signs), (*[8]float32)(x)
+		b0, b1 := binary.LittleEndian.Uint32(p[0:]), binary.LittleEndian.Uint32(p[4:])
+		b2, b3 := binary.LittleEndian.Uint32(p[8:]), binary.LittleEndian.Uint32(p[12:])
+		big, tiny = note4(big, tiny, b0, b1, b2, b3)
+		x0, x1 := math.Float32frombits(b0^s[0]), math.Float32frombits(b1^s[1])
+		x2, x3 := math.Float32frombits(b2^s[2]), math.Float32frombits(b3^s[3])
+		b0, b1 = binary.LittleEndian.Uint32(p[16:]), binary.LittleEndian.Uint32(p[20:])
+		b2, b3 = binary.LittleEndian.Uint32(p[24:]), binary.LittleEndian.Uint32(p[28:])
+		big, tiny = note4(big, tiny, b0, b1, b2, b3)
+		x0, x1, x2, x3 = stages2(x0, x1, x2, x3)
+		x4, x5 := math.Float32frombits(b0^s[4]), math.Float32frombits(b1^s[5])
+		x6, x7 := math.Float32frombits(b2^s[6]), math.Float32frombits(b3^s[7])
+		x4, x5, x6, x7 = stages2(x4, x5, x6, x7)
+		d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7] = x0+x4, x1+x5, x2+x6, x3+x7, x0-x4, x1-x5, x2-x6, x3-x7
+		x, src, signs = x[8:], src[32:], signs[8:]
+	}
+	return big, tiny
+}
+
+// loadWide is load32 for elements that x holds already.
+func loadWide(x []float32, signs []uint32) (big, tiny uint32) {
+	for len(x) >= 8 && len(signs) >= 8 {
+		s, d := (*[8]uint32)(signs), (*[8]float32)(x)
+		b0, b1, b2, b3 := math.Float32bits(d[0]), math.Float32bits(d[1]), math.Float32bits(d[2]), math.Float32bits(d[3])
+		big, tiny = note4(big, tiny, b0, b1, b2, b3)
+		x0, x1 := math.Float32frombits(b0^s[0]), math.Float32frombits(b1^s[1])
+		x2, x3 := math.Float32frombits(b2^s[2]), math.Float32frombits(b3^s[3])
+		b0, b1, b2, b3 = math.Float32bits(d[4]), math.Float32bits(d[5]), math.Float32bits(d[6]), math.Float32bits(d[7])
+		big, tiny = note4(big, tiny, b0, b1, b2, b3)
+		x0, x1, x2, x3 = stages2(x0, x1, x2, x3)
+		x4, x5 := math.Float32frombits(b0^s[4]), math.Float32frombits(b1^s[5])
+		x6, x7 := math.Float32frombits(b2^s[6]), math.Float32frombits(b3^s[7])
+		x4, x5, x6, x7 = stages2(x4, x5, x6, x7)
+		d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7] = x0+x4, x1+x5, x2+x6, x3+x7, x0-x4, x1-x5, x2-x6, x3-x7
+		x, signs = x[8:], signs[8:]
+	}
+	return big, tiny
+}
+
+// note4 collects the signs of four elements' bits for load.
+func note4(big, tiny, a, b, c, d uint32) (uint32, uint32) {
+	a, b, c, d = a&magnitude, b&magnitude, c&magnitude, d&magnitude
+	big |= (a + infinityUp) | (b + infinityUp) | (c + infinityUp) | (d + infinityUp)
+	tiny |= (a-safeMin)&^(a-1) | (b-safeMin)&^(b-1) | (c-safeMin)&^(c-1) | (d-safeMin)&^(d-1)
+	return big, tiny
 }
 
 // encodeGroup packs one rotated group and reports whether its scale can be stored.
@@ -156,12 +210,15 @@ func (c *valueCoder) rms(w *group, y []float32, exact bool) float32 {
 
 // squares32 is tree32 of the squares.
 func squares32(y *[32]float32) float32 {
-	var t [8]float32
-	for i := range t {
-		a, b, c, d := y[i], y[i+16], y[i+8], y[i+24]
-		t[i] = (float32(a*a) + float32(b*b)) + (float32(c*c) + float32(d*d))
-	}
-	return ((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7]))
+	a := squares4(y[0], y[16], y[8], y[24]) + squares4(y[4], y[20], y[12], y[28])
+	b := squares4(y[2], y[18], y[10], y[26]) + squares4(y[6], y[22], y[14], y[30])
+	c := squares4(y[1], y[17], y[9], y[25]) + squares4(y[5], y[21], y[13], y[29])
+	d := squares4(y[3], y[19], y[11], y[27]) + squares4(y[7], y[23], y[15], y[31])
+	return (a + b) + (c + d)
+}
+
+func squares4(a, b, c, d float32) float32 {
+	return (float32(a*a) + float32(b*b)) + (float32(c*c) + float32(d*d))
 }
 
 // tree32 is f32.TreeSum of 32 terms.
@@ -217,46 +274,59 @@ func (c *valueCoder) decode(w *row, dst, codes, scales []byte, t codec.DType, ro
 	n, size := c.dim*t.Size(), c.scaleType.Size()
 	x := w.x[:c.dim]
 	for len(dst) > 0 {
+		fast := t == codec.BF16 && !rotated
 		for g := 0; g < c.dim; g += c.group {
-			c.decodeGroup(&w.group, x[g:g+c.group], codes[:c.codeLen], c.scaleType.Load(scales))
+			scale := c.scaleType.Load(scales)
+			fast = fast && scale == scale
+			c.decodeGroup(x[g:g+c.group], codes[:c.codeLen], scale, rotated)
 			codes, scales = codes[c.codeLen:], scales[size:]
 		}
 		if !rotated {
 			c.rot.inverse(x)
-			c.rot.flip(x)
 		}
-		saturated += narrow(dst[:n], x, t, !c.compat)
+		if fast {
+			narrowBF16(dst[:n], x, c.rot.signs)
+		} else {
+			if !rotated {
+				c.rot.flip(x)
+			}
+			saturated += narrow(dst[:n], x, t, !c.compat)
+		}
 		dst = dst[n:]
 	}
 	return saturated
 }
 
-// decodeGroup writes centroid·scale.
-func (c *valueCoder) decodeGroup(w *group, x []float32, codes []byte, scale float32) {
+// decodeGroup writes centroid·scale, and applies octets unless rotated is set.
+func (c *valueCoder) decodeGroup(x []float32, codes []byte, scale float32, rotated bool) {
 	if c.bits > 5 {
 		for i, v := range codes[:len(x)] {
 			x[i] = c.levels.centroids[v] * scale
+		}
+		if !rotated {
+			octets(x)
 		}
 		return
 	}
 	// Few levels: their products with the scale, once.
 	var product [32]float32
-	for i := range 1 << c.bits {
-		product[i&31] = c.levels.centroids[i&31] * scale
+	for i, v := range c.levels.centroids[:1<<(c.bits&7)] {
+		product[i%32] = v * scale
 	}
 	s := 8 - c.packer.bits
-	for i := 0; i+8 <= len(x); i += 8 {
-		d := (*[8]float32)(x[i:])
+	for len(x) >= 8 {
+		d := (*[8]float32)(x)
 		v := c.packer.spread(get(codes), s)
+		d0, d1, d2, d3 := product[v%32], product[v>>8%32], product[v>>16%32], product[v>>24%32]
+		d4, d5, d6, d7 := product[v>>32%32], product[v>>40%32], product[v>>48%32], product[v>>56%32]
+		if !rotated {
+			d0, d1, d2, d3 = stages2(d0, d1, d2, d3)
+			d4, d5, d6, d7 = stages2(d4, d5, d6, d7)
+			d0, d1, d2, d3, d4, d5, d6, d7 = d0+d4, d1+d5, d2+d6, d3+d7, d0-d4, d1-d5, d2-d6, d3-d7
+		}
+		d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7] = d0, d1, d2, d3, d4, d5, d6, d7
 		codes = codes[c.packer.bits:]
-		d[0] = product[v%32]
-		d[1] = product[v>>8%32]
-		d[2] = product[v>>16%32]
-		d[3] = product[v>>24%32]
-		d[4] = product[v>>32%32]
-		d[5] = product[v>>40%32]
-		d[6] = product[v>>48%32]
-		d[7] = product[v>>56%32]
+		x = x[8:]
 	}
 }
 
@@ -272,6 +342,7 @@ func (c *valueCoder) unrotate(w *row, dst, src []byte, t codec.DType) (saturated
 		for i, v := range x {
 			x[i] = f32.Canon(v)
 		}
+		octets(x)
 		c.rot.inverse(x)
 		c.rot.flip(x)
 		saturated += narrow(dst[:n], x, t, !c.compat)

@@ -31,6 +31,15 @@ type Backend interface {
 	Close() error
 }
 
+// A Renewer is a Backend whose device a failure can end. Before each call the front end looks whether the device
+// is lost, and if it is calls Renew, with no other call in progress.
+type Renewer interface {
+	// Lost reports whether Renew could help. It is safe for concurrent use.
+	Lost() bool
+	// Renew brings the device back, or lets the calls that follow fail.
+	Renew()
+}
+
 // None is the index in a Found of what was not found.
 const None = -1
 

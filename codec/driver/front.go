@@ -24,12 +24,24 @@ func (f *backend) Feed() codec.Feed { return f.b.Feed() }
 
 // enter begins a call; unless it fails, leave ends it.
 func (f *backend) enter() error {
+	if r, ok := f.b.(Renewer); ok && r.Lost() {
+		f.renew(r)
+	}
 	f.mu.RLock()
 	if f.closed {
 		f.mu.RUnlock()
 		return &codec.Error{Err: codec.ErrClosed, Index: codec.NoIndex, Reason: f.b.Name()}
 	}
 	return nil
+}
+
+// renew has a lost device brought back when the calls in progress, which fail, have ended.
+func (f *backend) renew(r Renewer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed && r.Lost() {
+		r.Renew()
+	}
 }
 
 func (f *backend) leave() { f.mu.RUnlock() }

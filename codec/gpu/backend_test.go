@@ -13,12 +13,15 @@ import (
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
-// Build tags choose the device that the tests run on: device_*_test.go define deviceName and openDevice. Where
-// none was compiled in, or none is there, they skip, unless REQUIRE_BACKENDS names it.
+// Build tags choose the device that the tests run on: device_*_test.go define deviceName, openDevice and source.
+// Where none was compiled in, or none is there, they skip, unless REQUIRE_BACKENDS names it.
 
 // open opens the default device, with wrap around it if there is one.
 func open(t testing.TB, o Options, wrap ...func(gpu.Device) (gpu.Device, error)) *Backend {
 	t.Helper()
+	if o.Source == nil {
+		o.Source = source
+	}
 	b, err := Open(deviceName, func() (gpu.Device, error) {
 		d, err := openDevice()
 		for _, w := range wrap {
@@ -60,7 +63,9 @@ func newWeights(t testing.TB, b *Backend, p trellis.Params) codec.Trellis {
 	return c
 }
 
-func openBackend() (codec.Backend, error) { return Open(deviceName, openDevice, Options{}) }
+func openBackend() (codec.Backend, error) {
+	return Open(deviceName, openDevice, Options{Source: source})
+}
 
 func TestConformance(t *testing.T) { conftest.Run(t, deviceName, openBackend) }
 

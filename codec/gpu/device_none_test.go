@@ -1,10 +1,15 @@
-//go:build !metal
+//go:build !metal && !cuda
 
 package gpu
 
-import "github.com/turbotrellis/turbotrellis/gpu"
+import (
+	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/shaders"
+)
 
 const deviceName = "gpu"
+
+var source = shaders.FamilySource
 
 func openDevice() (gpu.Device, error) {
 	return nil, &gpu.Error{Op: "open", Err: gpu.ErrUnavailable, Detail: "no device was compiled in"}

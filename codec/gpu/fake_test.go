@@ -29,6 +29,8 @@ type fakeDevice struct {
 	ran     []gpu.Dispatch                  // but for the canary
 	live    map[*fakeObject]struct{}        // not released
 	buffers int                             // made
+	lost    error                           // what every call returns until Reset
+	resets  int
 }
 
 type fakeObject struct {
@@ -36,6 +38,8 @@ type fakeObject struct {
 	data    []byte
 	name    string
 	private bool
+	shared  bool // from NewShared
+	gone    bool // taken by Reset
 }
 
 func newFake() *fakeDevice {
@@ -46,6 +50,27 @@ func newFake() *fakeDevice {
 }
 
 func (d *fakeDevice) open() (gpu.Device, error) { return d, nil }
+
+func (d *fakeDevice) Lost() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lost != nil
+}
+
+// Reset takes everything but shared buffers.
+func (d *fakeDevice) Reset() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lost = nil
+	d.resets++
+	for o := range d.live {
+		if !o.shared {
+			delete(d.live, o)
+			o.gone = true
+		}
+	}
+	return nil
+}
 
 func (d *fakeDevice) Info() gpu.Info { return d.info }
 
@@ -71,7 +96,20 @@ func (o *fakeObject) Bytes() []byte {
 	return o.data
 }
 
+// usable says what a call with o meets.
+func (o *fakeObject) usable(op string) error {
+	o.d.mu.Lock()
+	defer o.d.mu.Unlock()
+	if o.gone {
+		return &gpu.Error{Op: op, Err: gpu.ErrReleased}
+	}
+	return o.d.lost
+}
+
 func (o *fakeObject) Upload(offset int, src []byte) error {
+	if err := o.usable("upload"); err != nil {
+		return err
+	}
 	if err := gpu.CheckCopy("upload", len(o.data), offset, len(src)); err != nil {
 		return err
 	}
@@ -80,6 +118,9 @@ func (o *fakeObject) Upload(offset int, src []byte) error {
 }
 
 func (o *fakeObject) Download(offset int, dst []byte) error {
+	if err := o.usable("download"); err != nil {
+		return err
+	}
 	if err := gpu.CheckCopy("download", len(o.data), offset, len(dst)); err != nil {
 		return err
 	}
@@ -114,7 +155,7 @@ func (d *fakeDevice) NewBuffer(n int) (gpu.Buffer, error) {
 func (d *fakeDevice) NewShared(n int) (gpu.Buffer, error) {
 	b, err := d.NewBuffer(n)
 	if err == nil {
-		b.(*fakeObject).private = false
+		b.(*fakeObject).private, b.(*fakeObject).shared = false, true
 	}
 	return b, err
 }
@@ -147,6 +188,19 @@ func (d *fakeDevice) Run(list ...gpu.Dispatch) (time.Duration, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.lost != nil {
+		return 0, d.lost
+	}
+	for _, x := range list {
+		if x.Pipeline.(*fakeObject).gone {
+			return 0, &gpu.Error{Op: "run", Err: gpu.ErrReleased}
+		}
+		for _, b := range x.Buffers {
+			if b.Buffer.(*fakeObject).gone {
+				return 0, &gpu.Error{Op: "run", Err: gpu.ErrReleased}
+			}
+		}
+	}
 	for _, x := range list {
 		if x.Pipeline.Name() == "canary" {
 			d.answer(contents(x.Buffers[0].Buffer), contents(x.Buffers[1].Buffer))

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/driver"
@@ -21,15 +22,18 @@ import (
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
-// Options observe a backend. The zero value does not.
+// Options fit a backend to its device, and observe it. The zero value is for Metal, unobserved.
 type Options struct {
 	// Log, if not nil, receives one debug record per dispatch: the kernel, why a more specialised one was not
 	// used, rows, grid, and bytes of threadgroup memory.
 	Log *slog.Logger
 
-	source func(family string) (string, error) // in place of shaders.FamilySource
-	stage  int                                 // in place of stageBytes
-	exact  bool                                // buffers exactly as long as what they hold, and none kept
+	// Source gives the kernels of a family of package shaders in the dialect that the device takes. Nil is
+	// shaders.FamilySource, Metal's.
+	Source func(family string) (string, error)
+
+	stage int  // in place of stageBytes
+	exact bool // buffers exactly as long as what they hold, and none kept
 }
 
 // Backend is a codec.Backend on one device, with memory that the device and Go share.
@@ -42,8 +46,8 @@ type Backend struct {
 // needs. name is the backend's. Open fails with codec.ErrUnavailable and the reason if open fails or the device
 // fails a check of the canary.
 func Open(name string, open func() (gpu.Device, error), o Options) (*Backend, error) {
-	if o.source == nil {
-		o.source = shaders.FamilySource
+	if o.Source == nil {
+		o.Source = shaders.FamilySource
 	}
 	if o.stage == 0 {
 		o.stage = stageBytes
@@ -53,8 +57,10 @@ func Open(name string, open func() (gpu.Device, error), o Options) (*Backend, er
 		return nil, unavailable(err)
 	}
 	e := &engine{name: name, dev: dev, info: dev.Info(), opts: o}
-	e.kernels = kernels{dev: dev, source: o.source, libraries: map[string]gpu.Library{}, pipelines: map[string]gpu.Pipeline{}}
-	e.tables = tables{dev: dev, limit: tableBytes, entries: map[tableKey]*table{}}
+	e.kernels = kernels{dev: dev, source: o.Source}
+	e.tables = tables{dev: dev, limit: tableBytes}
+	e.kernels.reset()
+	e.tables.reset()
 	e.pool = pool{dev: dev, limit: idleBytes, exact: o.exact, max: e.info.MaxBuffer}
 	if e.flushes, err = e.canary(); err != nil {
 		return nil, unavailable(errors.Join(fmt.Errorf("%s: %w", e.info.Name, err), dev.Close()))
@@ -81,9 +87,13 @@ type engine struct {
 	pool    pool
 	memory  memory
 	pace    pace
+	renewed atomic.Bool // a lost device was brought back
 }
 
-var _ driver.Backend = (*engine)(nil)
+var (
+	_ driver.Backend = (*engine)(nil)
+	_ driver.Renewer = (*engine)(nil)
+)
 
 // canary runs the canary kernel and judges its answers.
 func (e *engine) canary() (flushes bool, err error) {
@@ -144,6 +154,26 @@ func (e *engine) Trellis(p trellis.Params) (driver.Trellis, error) {
 		return nil, err
 	}
 	return &weights{e: e, p: p, inverse: trellis.InvRMS(values)}, nil
+}
+
+// Lost reports whether the device was lost for the first time: a second time is no accident, and calls keep
+// failing with gpu.ErrLost.
+func (e *engine) Lost() bool {
+	r, ok := e.dev.(gpu.Resetter)
+	return ok && !e.renewed.Load() && r.Lost()
+}
+
+// Renew brings a lost device back. Memory from Alloc stays as it is; kernels and tables are made anew when they
+// are next needed. If the device does not come back, the next call says so.
+func (e *engine) Renew() {
+	if !e.Lost() {
+		return
+	}
+	e.renewed.Store(true)
+	e.kernels.reset()
+	e.tables.reset()
+	e.pool.drain()
+	_ = e.dev.(gpu.Resetter).Reset()
 }
 
 // Close releases the device with all that came from it, memory from Alloc included.

@@ -26,6 +26,16 @@ type kernels struct {
 	pipelines map[string]gpu.Pipeline
 }
 
+// reset forgets every pipeline: there are none yet, or the device has lost them.
+func (k *kernels) reset() {
+	k.compile.Lock()
+	defer k.compile.Unlock()
+	k.libraries = map[string]gpu.Library{}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pipelines = map[string]gpu.Pipeline{}
+}
+
 // A kernel is a variant ready for dispatch.
 type kernel struct {
 	shaders.Variant

@@ -35,7 +35,7 @@ func TestMutant(t *testing.T) {
 	for _, m := range shaderMutations {
 		if m.name == name {
 			check = m.check
-			o.source = func(family string) (string, error) {
+			o.Source = func(family string) (string, error) {
 				s, err := shaders.FamilySource(family)
 				return strings.ReplaceAll(s, m.old, m.new), err
 			}
@@ -124,6 +124,12 @@ var checks = map[string]func(*exercise){
 		e.blocks(trellis.Params{L: 5, K: 4, T: 32, Code: trellis.ThreeInst}, codec.F16, []int{9}, 4)
 		e.blocks(trellis.Params{L: 7, K: 2, T: 64}, codec.F32, []int{100}, 5)
 		e.blocks(trellis.Params{L: 6, K: 1, T: 64}, codec.F16, []int{9}, 4)
+	},
+	"limits": func(e *exercise) {
+		p := codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, ValueHeadDim: 96, Values: codec.Q3_0, ScaleType: codec.F32}
+		e.saturation(p, 5)
+		p.Policy = codec.Compat
+		e.saturation(p, 5)
 	},
 	"copy": func(e *exercise) {
 		x := tensor(codec.F32, samples(32, 96, 1), 2, 2, 2, 2, 2, 96)
@@ -256,6 +262,10 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"no wrap around a block", "w + 1u == words ? 0u : w + 1u", "w + 1u == words ? w : w + 1u", "trellis"},
 	{"tile of the wrong group", "(band - tile * groups) * 2u * a.block", "(band - tile * groups) * a.block", "trellis"},
 	{"second pass not pinned", "p.pinned = true;", "p.pinned = false;", "trellis"},
+	{"limit one step late", "magnitude >= 0x477ff000u", "magnitude > 0x477ff000u", "limits"},
+	{"limited to infinity", "(u & 0x80000000u) | 0x477fe000u", "(u & 0x80000000u) | 0x47800000u", "limits"},
+	{"limited elements not counted", "count += 1u;", "", "limits"},
+	{"limited whatever the policy", "return policy == POLICY_FINITE && type == TYPE_F16;", "return type == TYPE_F16;", "limits"},
 	{"a search of eight", "c < 9", "c < 8", "values"},
 }
 

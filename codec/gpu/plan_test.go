@@ -110,7 +110,7 @@ func TestOtherVersion(t *testing.T) {
 	} {
 		d := newFake()
 		var o Options
-		o.source = func(family string) (string, error) {
+		o.Source = func(family string) (string, error) {
 			s, err := shaders.FamilySource(family)
 			if changed := change(s); changed != s {
 				return changed, err
@@ -504,6 +504,60 @@ func TestDeviceErrors(t *testing.T) {
 	d.info.MaxBuffer = 100 // as a device with no room
 	b.engine.pool.drain()
 	if err := kv.EncodeKeys(&k, x); !errors.Is(err, gpu.ErrOutOfMemory) {
+		t.Error(err)
+	}
+}
+
+// A device that is lost comes back for the next call, once: with kernels, tables and staging made anew, and
+// memory from Alloc where it was.
+func TestLostDevice(t *testing.T) {
+	d := newFake()
+	d.private = true
+	b := openFake(t, d)
+	kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
+	data, err := b.Alloc(4 * 4 * 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := codec.Tensor{DType: codec.F32, Shape: []int{4, 64}, Data: data}
+	owned := d.ran
+	encode := func() error {
+		d.ran = nil
+		err := kv.EncodeValues(new(codec.Values), x)
+		owned = d.ran
+		return err
+	}
+	if err := encode(); err != nil {
+		t.Fatal(err)
+	}
+	lost := &gpu.Error{Op: "run", Err: gpu.ErrLost, Detail: "illegal address"}
+	sources := len(d.sources)
+	for resets := range 2 {
+		d.fail = func([]gpu.Dispatch) error {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.lost = lost
+			return lost
+		}
+		if err := encode(); !errors.Is(err, gpu.ErrLost) || d.resets != resets {
+			t.Fatalf("%v after %d resets", err, d.resets)
+		}
+		d.fail = nil
+		err := encode()
+		if resets == 1 {
+			if !errors.Is(err, gpu.ErrLost) || d.resets != 1 {
+				t.Errorf("lost twice: %v after %d resets", err, d.resets)
+			}
+			break
+		}
+		if err != nil || d.resets != 1 || len(d.sources) != sources+1 {
+			t.Fatalf("%v after %d resets, %d sources compiled", err, d.resets, len(d.sources)-sources)
+		}
+		if len(owned) != 1 || &contents(owned[0].Buffers[0].Buffer)[0] != &data[0] {
+			t.Error("memory from Alloc is no longer used in place")
+		}
+	}
+	if err := b.Free(data); err != nil {
 		t.Error(err)
 	}
 }

@@ -45,6 +45,13 @@ type table struct {
 	last int
 }
 
+// reset forgets every table: there are none yet, or the device has lost them.
+func (t *tables) reset() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.entries, t.bytes = map[tableKey]*table{}, 0
+}
+
 // get returns a table for one use, which put ends.
 func (t *tables) get(k tableKey) (*table, error) {
 	t.mu.Lock()

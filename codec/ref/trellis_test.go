@@ -58,3 +58,34 @@ func TestTrellisErrors(t *testing.T) {
 		t.Errorf("L = K: %v", err)
 	}
 }
+
+// A reused matrix costs no allocation.
+func TestTrellisAllocs(t *testing.T) {
+	if raceEnabled {
+		t.Skip("sync.Pool drops items under the race detector")
+	}
+	c, err := ref.New().Trellis(trellis.Params{L: 8, K: 2, T: 32, Scale: trellis.Refit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := gaussian(codec.F32, 3, 64)
+	g := trellis.Geometry{Axis: 1, Out: 3, In: 64}
+	var m trellis.Matrix
+	recon, out := codec.NewTensor(codec.F32, 3, 64), codec.NewTensor(codec.F32, 3, 64)
+	if err := c.Encode(t.Context(), &m, recon, x, g); err != nil {
+		t.Fatal(err)
+	}
+	for what, call := range map[string]func() error{
+		"Encode": func() error { return c.Encode(context.Background(), &m, recon, x, g) },
+		"Decode": func() error { return c.Decode(out, &m, 0) },
+	} {
+		n := testing.AllocsPerRun(20, func() {
+			if err := call(); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if n != 0 {
+			t.Errorf("%s: %v allocations", what, n)
+		}
+	}
+}

@@ -3,8 +3,10 @@
 package cuda
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -152,8 +154,8 @@ func openCompiler(name string) (*nvrtc, error) {
 	return n, nil
 }
 
-// build describes the file that NVRTC was loaded from: nvrtcVersion does not tell one release of a minor
-// version from another.
+// build tells the file that NVRTC was loaded from: nvrtcVersion does not tell one release of a minor version
+// from another. The beginning and the end of the file hold its build's identity and sizes.
 func build() string {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
@@ -164,11 +166,31 @@ func build() string {
 		if !ok || !strings.HasPrefix(filepath.Base(path), "libnvrtc.so") {
 			continue
 		}
-		if info, err := os.Stat("/" + path); err == nil {
-			return fmt.Sprintf("%d bytes of %s", info.Size(), info.ModTime().UTC())
+		if id, err := fileIdentity("/" + path); err == nil {
+			return id
 		}
 	}
 	return ""
+}
+
+func fileIdentity(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	const part = 64 << 10
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	for _, at := range []int64{0, max(0, size-part)} {
+		if _, err := io.Copy(h, io.NewSectionReader(f, at, part)); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%d bytes, %x", size, h.Sum(nil)[:8]), nil
 }
 
 func (n *nvrtc) Version() (major, minor int) { return n.major, n.minor }

@@ -46,7 +46,7 @@ def stored(x, dtype):
 
 
 def normal(shape):
-    """Normal numbers with outliers, constants, zeros of both signs and tiny numbers."""
+    """Normal numbers with outliers, constants, zeros of both signs, tiny numbers and the largest of f16."""
     x = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 6, shape[:-1] + (1,)))
     special = rng.integers(0, 64, shape)
     x = np.where(special == 0, x * 64, x)
@@ -54,7 +54,9 @@ def normal(shape):
     x = np.where(special == 2, x * 2.0**-70, x)
     kind = rng.integers(0, 12, shape[:-1] + (1,))
     x = np.where(kind == 0, 9.0, x)
-    return np.where(kind == 1, 0.0, x)
+    x = np.where(kind == 1, 0.0, x)
+    x[..., 7:8] = np.where(kind == 2, 65504, x[..., 7:8])
+    return x
 
 
 class Cases:
@@ -136,8 +138,8 @@ class Cases:
                 n = 2 * i * d // group
                 layer[part] = {"name": name, "dtype": own, "shape": lead + [d], "bits": b}
                 for suffix in (".scales", ".zeros")[:1 + (part == "keys")]:
-                    x = rng.standard_normal(n) * np.exp2(rng.integers(-20, 4, n))
-                    x = np.where(rng.integers(0, 16, n) == 0, rng.choice([np.inf, -np.inf, np.nan, 0, -0.0], n), x)
+                    x = rng.standard_normal(n) * np.exp2(rng.integers(-20, 14, n))
+                    x = np.where(rng.integers(0, 16, n) == 0, rng.choice([np.inf, -np.inf, np.nan, 65504, 0, -0.0], n), x)
                     tensors[name + suffix] = dtype, lead + [d // group], stored(x, dtype)
                 codes = rng.integers(0, 256, 2 * i * d * b // 8, np.uint8).tobytes()
                 tensors[name + ".codes"] = "I8" if part == "keys" and signed else "U8", lead + [d * b // 8], codes

@@ -1,0 +1,31 @@
+#!/bin/bash
+# Removes each barrier of the shaders in turn and says what sees it, on an NVIDIA GPU:
+# cuda-barriers.sh TESTPROGRAM, the tests of codec/gpu built with -tags cuda.
+#
+# "bits": TestBarrier's results differ. "racecheck": compute-sanitizer reports a hazard. A barrier that neither
+# sees is listed, and fails the run unless UNSEEN, the number of those known, allows for it: docs/gpu.md.
+set -u
+test=$1
+export REQUIRE_BACKENDS=cuda
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+# common.metal's three stand first in every family; hadamard serves for them.
+cases="hadamard:0 hadamard:1 hadamard:2"
+for n in $(seq 3 14); do cases="$cases trellis:$n"; done
+one() {
+	TURBOTRELLIS_TEST_BARRIER=$1 "$test" -test.run '^TestBarrier$' -test.v >"$dir/$1" 2>&1
+	bits=$?
+	TURBOTRELLIS_TEST_BARRIER=$1 compute-sanitizer --tool racecheck --error-exitcode 9 "$test" -test.run '^TestBarrier$' -test.v >"$dir/$1.race" 2>&1
+	hazards=$(grep -o 'RACECHECK SUMMARY: [0-9]*' "$dir/$1.race" | grep -o '[0-9]*$')
+	what=$(grep -oh 'removed .*' "$dir/$1" "$dir/$1.race" | head -1)
+	case "$bits" in 0) seen="" ;; *) seen="bits" ;; esac
+	[ "${hazards:-0}" -gt 0 ] && seen="$seen racecheck($hazards)"
+	grep -q 'no barrier was removed\|there are [0-9]* barriers\|SKIP' "$dir/$1" && seen="NOT RUN"
+	echo "$1 ${what:-$(tail -3 "$dir/$1" | tr '\n' ' ')}: ${seen:-unseen}"
+}
+export -f one
+export dir test
+printf '%s\n' $cases | xargs -P "${JOBS:-4}" -I{} bash -c 'one {}' | sort -V | tee "$dir/all"
+unseen=$(grep -c ': unseen$\|NOT RUN' "$dir/all")
+echo "$(wc -l <"$dir/all") barriers, $unseen unseen"
+[ "$unseen" -le "${UNSEEN:-0}" ]
