@@ -59,9 +59,6 @@ __device__ __forceinline__ uint atomic_fetch_add_explicit(atomic_uint* p, uint x
 __device__ __forceinline__ uint atomic_fetch_min_explicit(atomic_uint* p, uint x, memory_order) {
     return atomicMin(&p->value, x);
 }
-__device__ __forceinline__ uint atomic_fetch_add_explicit(atomic_uint* p, uint x, memory_order) {
-    return atomicAdd(&p->value, x);
-}
 
 }  // namespace metal
 using metal::as_type;
