@@ -515,7 +515,7 @@ func TestBroken(t *testing.T) {
 			t.Parallel()
 			m := rewritten()
 			test.break_(m)
-			r := Run(m, plainly(test.filter))
+			r := Run(t.Context(), m, plainly(test.filter))
 			if r.Failed == 0 || r.Err() == nil {
 				t.Fatalf("%d cases, none failed", r.Cases)
 			}
@@ -544,7 +544,7 @@ func TestRewritten(t *testing.T) {
 	for _, filter := range []string{"EncodeKeys", "rule=rms", "rule=search"} {
 		m := rewritten()
 		m.miss = func(c, s, y float32) float32 { return float32(c*s) - y }
-		if r := Run(m, plainly(filter)); r.Err() != nil {
+		if r := Run(t.Context(), m, plainly(filter)); r.Err() != nil {
 			t.Error(r.Err())
 		}
 	}

@@ -239,7 +239,7 @@ func TestBrokenTrellis(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			o := plainly(test.filter)
-			r := Run(&test.mutant, o)
+			r := Run(t.Context(), &test.mutant, o)
 			if test.want == nil {
 				if err := r.Err(); err != nil {
 					t.Error(err)

@@ -100,9 +100,12 @@ func digestCases() []Case {
 	return cases
 }
 
-func (d *digest) sum(e backends, n int) (string, error) {
+func (d *digest) sum(ctx context.Context, e backends, n int) (string, error) {
 	h := sha256.New()
 	for lo := 0; lo < n; lo += digestChunk {
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
 		its, err := d.run(e, lo, min(n, lo+digestChunk))
 		if err != nil {
 			return "", err
@@ -115,7 +118,7 @@ func (d *digest) sum(e backends, n int) (string, error) {
 }
 
 func (d *digest) check(e *env, n int) *Failure {
-	got, err := d.sum(e, n)
+	got, err := d.sum(e.ctx, e, n)
 	if err != nil {
 		e.refuse(err, "")
 	}

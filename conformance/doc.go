@@ -13,7 +13,7 @@
 //		conftest.Run(t, "mine", func() (codec.Backend, error) { return mine.New(), nil })
 //	}
 //
-// or, outside a test, conformance.Run(mine.New(), conformance.Options{}).Err().
+// or, outside a test, conformance.Run(ctx, mine.New(), conformance.Options{}).Err().
 //
 // # Reading a failure
 //

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -66,15 +67,19 @@ type Report struct {
 	// cases that ran. For the same cases it is the same on every machine.
 	Reference string `json:"reference"`
 	complete  bool
+	stopped   error // why not all cases ran
 }
 
 // ErrNoCases reports a filter that no case matches, or a backend that declined
 // them all.
 var ErrNoCases = errors.New("conformance: no case ran")
 
-// Err returns nil if at least one case ran and none failed.
+// Err returns nil if at least one case ran and none failed. If Run's context
+// ended first, it returns the cause.
 func (r *Report) Err() error {
 	switch {
+	case r.stopped != nil:
+		return r.stopped
 	case r.Failed > 0:
 		return fmt.Errorf("conformance: backend %s: %d of %d cases failed; the first:\n%w", r.Backend, r.Failed, r.Cases, r.Failures[0])
 	case r.Cases == 0:
@@ -134,6 +139,7 @@ var errDeclined = errors.New("declined")
 
 // env is what cases share during a Run: codecs made so far.
 type env struct {
+	ctx     context.Context
 	backend codec.Backend
 	ref     codec.Backend
 	kvs     map[codec.KVParams]codec.KV
@@ -145,8 +151,8 @@ type env struct {
 	sum   hash.Hash // of what the reference gives
 }
 
-func newEnv(b codec.Backend) *env {
-	return &env{backend: b, ref: ref.New(), sum: sha256.New(), kvs: map[codec.KVParams]codec.KV{}, refKVs: map[codec.KVParams]codec.KV{},
+func newEnv(ctx context.Context, b codec.Backend) *env {
+	return &env{ctx: ctx, backend: b, ref: ref.New(), sum: sha256.New(), kvs: map[codec.KVParams]codec.KV{}, refKVs: map[codec.KVParams]codec.KV{},
 		trellises: map[trellis.Params]codec.Trellis{}, refTrellises: map[trellis.Params]codec.Trellis{}}
 }
 
@@ -229,14 +235,15 @@ func (e *env) do(c *Case) (f *Failure, declined bool) {
 	return c.run(e), false
 }
 
-// Run runs every case of the form that matches the filter on b.
-func Run(b codec.Backend, o Options) *Report {
+// Run runs every case of the form that matches the filter on b. It returns early once ctx ends; the Report has the
+// cases until then, and its Err is the cause.
+func Run(ctx context.Context, b codec.Backend, o Options) *Report {
 	keep := o.MaxFailures
 	if keep == 0 {
 		keep = 20
 	}
 	r := &Report{Backend: b.Name(), Form: o.Form.String(), Ops: []OpCount{}, Failures: []*Failure{}, Declined: []string{}, complete: o.Complete}
-	e := newEnv(b)
+	e := newEnv(ctx, b)
 	cases := Cases(o.Form, o.Filter)
 	for i := range cases {
 		c := &cases[i]
@@ -247,6 +254,10 @@ func Run(b codec.Backend, o Options) *Report {
 		}
 		e.brief = len(r.Failures) == keep
 		f, declined := e.do(c)
+		if ctx.Err() != nil {
+			r.stopped = context.Cause(ctx) // what the case said counts for nothing
+			break
+		}
 		switch {
 		case declined:
 			r.Ops[n].Declined++

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"go/parser"
 	"go/token"
@@ -98,7 +99,7 @@ func TestFilter(t *testing.T) {
 	if n := len(Cases(Normal, "data=nan-last")); n == 0 {
 		t.Error("a part of a name matches nothing")
 	}
-	r := Run(ref.New(), Options{Filter: "abacus"})
+	r := Run(t.Context(), ref.New(), Options{Filter: "abacus"})
 	if !errors.Is(r.Err(), ErrNoCases) || r.Cases != 0 {
 		t.Errorf("a filter that matches nothing: %v", r.Err())
 	}
@@ -109,15 +110,15 @@ func TestDeclined(t *testing.T) {
 	m := rewritten()
 	m.decline = func(p codec.KVParams) bool { return p.ValueHeadDim > 500 || p.HeadDim > 500 }
 	o := Options{Filter: "Unrotate", Form: Short}
-	r := Run(m, o)
+	r := Run(t.Context(), m, o)
 	if r.Err() != nil || len(r.Declined) == 0 || r.Ops[0].Declined != len(r.Declined) || r.Cases == 0 {
 		t.Errorf("%d cases, %d declined: %v", r.Cases, len(r.Declined), r.Err())
 	}
-	if o.Complete = true; Run(m, o).Err() == nil {
+	if o.Complete = true; Run(t.Context(), m, o).Err() == nil {
 		t.Error("declined cases pass a run that must be complete")
 	}
 	m.decline = func(codec.KVParams) bool { return true }
-	if r := Run(m, Options{Filter: "Unrotate", Form: Short}); !errors.Is(r.Err(), ErrNoCases) {
+	if r := Run(t.Context(), m, Options{Filter: "Unrotate", Form: Short}); !errors.Is(r.Err(), ErrNoCases) {
 		t.Errorf("a backend that declines all: %v", r.Err())
 	}
 }
@@ -246,7 +247,7 @@ func TestNonFinite(t *testing.T) {
 		c := encodeCase{name: name, params: keyParams(128, codec.Uint8, 32, codec.F16, codec.Finite), dtype: codec.F32, layout: layouts[0], data: kindNamed(name)}
 		x, _ := c.tensor()
 		var k packed
-		err := encode(newEnv(ref.New()).kv(c.params), false, &k, x)
+		err := encode(newEnv(t.Context(), ref.New()).kv(c.params), false, &k, x)
 		var e *codec.Error
 		if !errors.As(err, &e) || e.Err != codec.ErrNonFinite || e.Index != want || e.Tensor != "keys" {
 			t.Errorf("%s: %v, want the element %d", name, err, want)
@@ -259,7 +260,7 @@ func TestReport(t *testing.T) {
 	m := rewritten()
 	m.permute = swapNibbles
 	name := "EncodeKeys(d=128,bits=4,group=32,scale=f16,policy=finite,dtype=f32,layout=dense,data=normal)"
-	r := Run(m, Options{Filter: name})
+	r := Run(t.Context(), m, Options{Filter: name})
 	if r.Cases != 1 || r.Failed != 1 {
 		t.Fatalf("%d of %d cases failed", r.Failed, r.Cases)
 	}
@@ -276,4 +277,30 @@ func TestReport(t *testing.T) {
 	if _, err := os.Stat("vectors/README.md"); err != nil {
 		t.Error(err)
 	}
+}
+
+// Run ends with its context: the report's error is the cause.
+func TestStopped(t *testing.T) {
+	stop := errors.New("stop")
+	for _, o := range []Options{
+		{Form: Short, Filter: "EncodeKeys"},
+		{Filter: "Digest(of=keys,n=10000)"},
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		r := Run(ctx, stopper{ref.New(), func() { cancel(stop) }}, o)
+		if r.Err() != stop || r.Cases != 0 {
+			t.Errorf("%s: %d cases, %v", o.Filter, r.Cases, r.Err())
+		}
+	}
+}
+
+// stopper is a backend that calls stop when it is first used.
+type stopper struct {
+	codec.Backend
+	stop func()
+}
+
+func (s stopper) KV(p codec.KVParams) (codec.KV, error) {
+	s.stop()
+	return s.Backend.KV(p)
 }

@@ -25,7 +25,7 @@ func TestConformanceOrders(t *testing.T) {
 	for seed := range orders {
 		hostmetal.seed(uint64(seed + 1))
 		hostmetal.ftz(int32(seed % 2))
-		r := conformance.Run(b, conformance.Options{Form: conformance.Short, Complete: true})
+		r := conformance.Run(t.Context(), b, conformance.Options{Form: conformance.Short, Complete: true})
 		if err := r.Err(); err != nil {
 			t.Errorf("order %d, flushing %t: %v", seed+1, seed%2 == 1, err)
 		}

@@ -52,7 +52,7 @@ func Run(t *testing.T, name string, open func() (codec.Backend, error)) {
 	if b.Name() != name {
 		t.Errorf("backend is named %q, want %q", b.Name(), name)
 	}
-	r := conformance.Run(b, conformance.Options{Filter: os.Getenv(EnvFilter), Form: form(t)})
+	r := conformance.Run(t.Context(), b, conformance.Options{Filter: os.Getenv(EnvFilter), Form: form(t)})
 	for _, n := range r.Ops {
 		t.Logf("%s: %d cases, %d failed, %d declined", n.Op, n.Cases, n.Failed, n.Declined)
 	}
