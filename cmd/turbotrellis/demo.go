@@ -43,9 +43,9 @@ func newDemo() *cobra.Command {
 
 The real samples are cut from a small language model, the synthetic ones are
 random numbers with outlier channels. For each setting the table shows the bits
-an element takes, scales included; the size against bf16; the error after
+per element, scales included; the size compared with bf16; the error after
 decoding; the speed; and whether the packed bytes are the expected ones, which
-were computed by another implementation. Needs no file and no network.`,
+another implementation computed. The demo needs no file and no network.`,
 		Args: exactly(0),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the rows as JSON")
@@ -56,16 +56,11 @@ were computed by another implementation. Needs no file and no network.`,
 			return err
 		}
 		defer b.Close()
-		rows, err := demo(b)
+		rows, err := demo(cmd.Context(), b)
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			err = json.NewEncoder(cmd.OutOrStdout()).Encode(rows)
-		} else {
-			err = printDemo(cmd.OutOrStdout(), b.Name(), rows)
-		}
-		if err != nil {
+		if err := emit(cmd.OutOrStdout(), asJSON, rows, func(w io.Writer) error { return printDemo(w, b.Name(), rows) }); err != nil {
 			return err
 		}
 		for _, r := range rows {
@@ -84,17 +79,17 @@ type demoRow struct {
 	Setting     string  `json:"setting"`
 	Bits        float64 `json:"bits_per_element"` // scales included
 	Compression float64 `json:"compression_vs_bf16"`
-	RelError    float64 `json:"relative_error"` // ‖decoded − x‖ / ‖x‖
-	SNR         float64 `json:"snr_db"`
+	RelError    number  `json:"relative_error"` // ‖decoded − x‖ / ‖x‖
+	SNR         number  `json:"snr_db"`
 	Worst       float64 `json:"worst_element"`   // largest |decoded − x|
-	EncodeMBs   float64 `json:"encode_mb_per_s"` // bytes of the source
-	DecodeMBs   float64 `json:"decode_mb_per_s"`
+	EncodeMBs   number  `json:"encode_mb_per_s"` // bytes of the source
+	DecodeMBs   number  `json:"decode_mb_per_s"`
 	Digest      string  `json:"digest"`
 	Match       bool    `json:"digest_matches"`
 }
 
 // demo runs every setting.
-func demo(b codec.Backend) ([]demoRow, error) {
+func demo(ctx context.Context, b codec.Backend) ([]demoRow, error) {
 	f, err := safetensors.NewFile(bytes.NewReader(demoSample), int64(len(demoSample)))
 	if err != nil {
 		return nil, err
@@ -117,6 +112,9 @@ func demo(b codec.Backend) ([]demoRow, error) {
 	}
 	var rows []demoRow
 	run := func(sample, setting string, x codec.Tensor, encode func() ([][]byte, error), decode func(codec.Tensor) error) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		r := demoRow{Sample: sample, Setting: setting}
 		packed, err := encode() // once to warm up and to keep
 		if err != nil {
@@ -145,8 +143,8 @@ func demo(b codec.Backend) ([]demoRow, error) {
 			noise += e * e
 			r.Worst = max(r.Worst, math.Abs(e))
 		}
-		r.RelError = math.Sqrt(noise / signal)
-		r.SNR = 10 * math.Log10(signal/noise)
+		r.RelError = number(math.Sqrt(noise / signal))
+		r.SNR = number(10 * math.Log10(signal/noise))
 		rows = append(rows, r)
 		return nil
 	}
@@ -212,7 +210,7 @@ func demo(b codec.Backend) ([]demoRow, error) {
 		}
 		var m trellis.Matrix
 		err = run("real weights", fmt.Sprintf("trellis %d bits, %v", s.k, s.rule), weights, func() ([][]byte, error) {
-			err := c.Encode(context.Background(), &m, codec.Tensor{}, weights, g)
+			err := c.Encode(ctx, &m, codec.Tensor{}, weights, g)
 			return [][]byte{littleEndian(m.Codes), littleEndian(m.Scales)}, err
 		}, func(out codec.Tensor) error { return c.Decode(out, &m, 0) })
 		if err != nil {
@@ -233,15 +231,15 @@ func littleEndian[T uint16 | uint32](words []T) []byte {
 
 // rate returns the MB/s at which f handles n bytes, measured for a few
 // hundredths of a second.
-func rate(n int, f func() error) float64 {
+func rate(n int, f func() error) number {
 	start, times := time.Now(), 0
 	for time.Since(start) < 30*time.Millisecond {
 		if f() != nil {
-			return math.NaN()
+			return number(math.NaN())
 		}
 		times++
 	}
-	return float64(n) * float64(times) / time.Since(start).Seconds() / 1e6
+	return number(float64(n) * float64(times) / time.Since(start).Seconds() / 1e6)
 }
 
 func printDemo(w io.Writer, backend string, rows []demoRow) error {

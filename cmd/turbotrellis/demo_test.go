@@ -11,7 +11,7 @@ import (
 // TestDemo runs every setting and compares the digests that another
 // implementation computed.
 func TestDemo(t *testing.T) {
-	rows, err := demo(ref.New())
+	rows, err := demo(t.Context(), ref.New())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +26,7 @@ func TestDemo(t *testing.T) {
 		if !r.Match {
 			t.Errorf("%s, %s: packed bytes have digest %s", r.Sample, r.Setting, r.Digest)
 		}
-		if r.SNR < 6*(r.Bits-2.5) {
+		if float64(r.SNR) < 6*(r.Bits-2.5) {
 			t.Errorf("%s, %s: only %.1f dB at %.2f bits", r.Sample, r.Setting, r.SNR, r.Bits)
 		}
 	}

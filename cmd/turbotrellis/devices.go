@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,19 +17,16 @@ func newDevices() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and whether they pass the canary",
-		Long: `devices lists the GPUs. Each GPU runs the canary kernel, which
-checks how it rounds; GPUs that fail are not used. Without a GPU, or without a
-driver for one, devices says why there is none and exits with 0.`,
+		Long: `List the GPUs. Each runs the canary kernel, which checks how it rounds; GPUs
+that fail are not used. Without a GPU, or without a driver for one, devices says
+why there is none and exits with 0.`,
 		Args: exactly(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := listDevices()
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(d)
-			}
-			return d.write(cmd.OutOrStdout())
+			return emit(cmd.OutOrStdout(), asJSON, d, d.write)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -34,13 +33,10 @@ input.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
-			}
-			return r.print(cmd.OutOrStdout())
+			return emit(cmd.OutOrStdout(), asJSON, r, r.print)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print it as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -61,7 +57,7 @@ func inspectPath(path string, stdin io.Reader) (*inspection, error) {
 	defer in.Close()
 	r, err := inspect(in, in.size)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, named(path, err)
 	}
 	return r, nil
 }
@@ -117,7 +113,6 @@ func inspect(r io.ReaderAt, size int64) (*inspection, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &inspection{Format: "safetensors", Bytes: size, Metadata: f.Metadata(), Tensors: []inspectedTensor{}}
 	s, err := snapshot.Open(r, size)
 	switch {
 	case errors.Is(err, snapshot.ErrNotSnapshot):
@@ -131,7 +126,7 @@ func inspect(r io.ReaderAt, size int64) (*inspection, error) {
 	case err != nil:
 		return nil, err
 	}
-	out.Format, out.Metadata = "kv-snapshot", s.Metadata()
+	out := &inspection{Format: "kv-snapshot", Bytes: size, Metadata: s.Metadata(), Tensors: []inspectedTensor{}}
 	common := s.Common()
 	out.KV = &inspectedKV{Group: common.Group, ScaleType: common.ScaleType.String(), Policy: common.Policy.String(), Scale: common.Scale.String()}
 	for i, l := range s.Layers() {

@@ -1,10 +1,10 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,7 +17,7 @@ func newKV() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kv",
 		Short: "Pack and restore KV caches",
-		Args:  exactly(0),
+		Args:  subcommands,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newKVEncode(), newKVDecode())
@@ -26,28 +26,58 @@ func newKV() *cobra.Command {
 
 // kvResult is what kv encode and kv decode print with --json.
 type kvResult struct {
-	Input       string `json:"input"`
-	Output      string `json:"output"`
-	Backend     string `json:"backend"`
-	Layers      int    `json:"layers"`
-	Raw         int    `json:"raw_tensors"`
-	SourceBytes int64  `json:"source_bytes"`
-	PackedBytes int64  `json:"packed_bytes"`
+	Input       string  `json:"input"`
+	Output      string  `json:"output"`
+	Backend     string  `json:"backend"`
+	Layers      int     `json:"layers"`
+	Raw         int     `json:"raw_tensors"`
+	SourceBytes int64   `json:"source_bytes"`
+	PackedBytes int64   `json:"packed_bytes"`
+	Saturated   *uint64 `json:"saturated,omitempty"` // of kv decode
 }
 
-// finish fills in what was done.
-func (r *kvResult) finish(s snapshot.Summary) {
-	r.Layers, r.Raw, r.SourceBytes, r.PackedBytes = s.Layers, s.Raw, s.SourceBytes, s.PackedBytes
-}
-
-func (r kvResult) print(w io.Writer, asJSON bool) error {
-	if asJSON {
-		return json.NewEncoder(w).Encode(r)
-	}
+func (r kvResult) text(w io.Writer) error {
 	_, err := fmt.Fprintf(w, "%s: %d layers, %d other tensors; packed %s, unpacked %s (%.2fx)\n",
 		r.Output, r.Layers, r.Raw, bytesText(r.PackedBytes), bytesText(r.SourceBytes), float64(r.SourceBytes)/float64(max(1, r.PackedBytes)))
+	if err == nil && r.Saturated != nil && *r.Saturated > 0 {
+		_, err = fmt.Fprintf(w, "%d elements are beyond the range of f16 and were stored as ±65504\n", *r.Saturated)
+	}
 	return err
 }
+
+// runKV runs work, which packs or restores in to out, and prints the result.
+func runKV(cmd *cobra.Command, args []string, what, backend string, force, asJSON bool, work func(codec.Backend, io.WriterAt, *source, *bar) (snapshot.Summary, error)) error {
+	b, err := openBackend(backend)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	progress := &bar{what: what}
+	defer progress.done()
+	var sum snapshot.Summary
+	err = convert(cmd, args[0], args[1], force, func(w io.WriterAt, in *source) (err error) {
+		sum, err = work(b, w, in, progress)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	progress.done()
+	r := kvResult{
+		Input: args[0], Output: args[1], Backend: b.Name(),
+		Layers: sum.Layers, Raw: sum.Raw, SourceBytes: sum.SourceBytes, PackedBytes: sum.PackedBytes,
+	}
+	if what == decoding {
+		r.Saturated = &sum.Saturated
+	}
+	return emit(resultWriter(cmd, args[1]), asJSON, r, r.text)
+}
+
+// What a progress bar of runKV says.
+const (
+	encoding = "encoding"
+	decoding = "decoding"
+)
 
 func bytesText(n int64) string {
 	switch {
@@ -62,99 +92,75 @@ func bytesText(n int64) string {
 }
 
 func newKVEncode() *cobra.Command {
-	var keyType, valueType, scaleType, policy, scale, skip, keyNames, valueNames string
-	var group int
+	var o snapshot.EncodeOptions
+	var skip, keyNames, valueNames string
 	var force, asJSON bool
-	var names []string
-	for _, f := range codec.KeyFormats() {
-		names = append(names, f.String())
-	}
 	cmd := &cobra.Command{
 		Use:   "encode IN.safetensors OUT.safetensors",
 		Short: "Pack the keys and values of a safetensors file into a KV snapshot",
 		Long: `Pack the keys and values of a safetensors file into a KV snapshot.
 
 Keys and values are the tensors whose names end in .keys or .k and in .values
-or .v, unless --keys and --values say otherwise; names that are equal without
-that part are a layer (layers.3.keys goes with layers.3.values). Their shape is
-[..., tokens, head dimension]. All other tensors are copied byte for byte.
+or .v, unless --key-names and --value-names say otherwise. Keys and values whose
+names are equal without the matched part are a layer: layers.3.keys goes with
+layers.3.values, and is layer 3. Their shape is [..., tokens, head dimension].
+All other tensors are copied byte for byte.
 
 IN and OUT may be - for standard input and output.`,
-		Example: `  turbotrellis kv encode cache.safetensors cache.tt.safetensors --k q8_0 --v 3
-  turbotrellis kv encode in.safetensors out.safetensors --k q4_0 --v 2 --scale search --skip 0,1`,
+		Example: `  turbotrellis kv encode cache.safetensors cache.tt.safetensors --key-type q8_0 --value-type q3_0
+  turbotrellis kv encode in.safetensors out.safetensors --key-type q4_0 --value-type q2_0 --scale-rule search --skip 0,1
+  turbotrellis kv encode mlx-lm.safetensors out.safetensors --key-names '\.(0)$' --value-names '\.(1)$'`,
 		Args: exactly(2),
 	}
 	f := cmd.Flags()
-	f.StringVar(&keyType, "k", "q8_0", "key type: "+strings.Join(names, ", "))
-	f.StringVar(&valueType, "v", "3", "bits of a value: 2, 3, 4, 5 or 8 (or q2_0 … q8_0)")
-	f.IntVar(&group, "group", 32, "elements that share a scale: 32 or 64")
-	f.StringVar(&scaleType, "scale-type", "f16", "type of scales and zero points: f16, bf16 or f32")
-	f.StringVar(&policy, "policy", "finite", "what to do with groups that the format cannot hold: finite or compat")
-	f.StringVar(&scale, "scale", "rms", "how to choose the scales of values: rms or search (slower, less error)")
+	f.TextVar(&o.Params.Keys, "key-type", codec.Q8_0, "format of keys: "+list(codec.KeyFormats()))
+	f.TextVar(&o.Params.Values, "value-type", codec.Q3_0, "format of values: "+list(codec.ValueFormats())+", or the bits alone")
+	f.IntVar(&o.Params.Group, "group", 32, "elements that share a scale: 32 or 64")
+	f.TextVar(&o.Params.ScaleType, "scale-type", codec.F16, "type of scales and zero points: f16, bf16 or f32")
+	f.TextVar(&o.Params.Policy, "policy", codec.Finite, "what to do with groups that the format cannot hold: finite or compat")
+	f.TextVar(&o.Params.Scale, "scale-rule", codec.RMS, "how to choose the scales of values: rms or search (slower, less error)")
 	f.StringVar(&skip, "skip", "", "layers to copy instead of pack, such as 0,1,30-31")
-	f.StringVar(&keyNames, "keys", "", "regular expression for the names of keys; its first group is what differs from the values' names")
-	f.StringVar(&valueNames, "values", "", "likewise for values")
+	f.StringVar(&keyNames, "key-names", "", "regular expression for the names of keys; its first group is what differs from the values' names")
+	f.StringVar(&valueNames, "value-names", "", "regular expression for the names of values, likewise")
 	f.BoolVar(&force, "force", false, "replace OUT if it exists")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	aliases(cmd, map[string]string{"k": "key-type", "v": "value-type", "keys": "key-names", "values": "value-names", "scale": "scale-rule"})
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		var o snapshot.EncodeOptions
-		err := o.Params.Keys.UnmarshalText([]byte(keyType))
-		if err != nil {
-			return usageError{err}
+		if !slices.Contains(codec.KeyFormats(), o.Params.Keys) {
+			return usagef("--key-type %v: want one of %s", o.Params.Keys, list(codec.KeyFormats()))
 		}
-		o.Params.Group = group
-		if group != 32 && group != 64 {
-			return usagef("--group %d: want 32 or 64", group)
+		if !slices.Contains(codec.ValueFormats(), o.Params.Values) {
+			return usagef("--value-type %v: want one of %s", o.Params.Values, list(codec.ValueFormats()))
 		}
-		if err = o.Params.Values.UnmarshalText([]byte(valueType)); err != nil {
-			return usageError{err}
+		if o.Params.Group != 32 && o.Params.Group != 64 {
+			return usagef("--group %d: want 32 or 64", o.Params.Group)
 		}
-		if err = o.Params.ScaleType.UnmarshalText([]byte(scaleType)); err != nil {
-			return usagef("--scale-type: %w", err)
-		}
-		if err = o.Params.Policy.UnmarshalText([]byte(policy)); err != nil {
-			return usageError{err}
-		}
-		if err = o.Params.Scale.UnmarshalText([]byte(scale)); err != nil {
-			return usageError{err}
-		}
+		var err error
 		if o.Skip, err = snapshot.ParseLayers(skip); err != nil {
-			return usageError{err}
+			return usagef("--skip: %w", err)
 		}
-		if o.KeyNames, err = nameFlag("--keys", keyNames); err != nil {
+		if o.KeyNames, err = nameFlag("--key-names", keyNames); err != nil {
 			return err
 		}
-		if o.ValueNames, err = nameFlag("--values", valueNames); err != nil {
+		if o.ValueNames, err = nameFlag("--value-names", valueNames); err != nil {
 			return err
 		}
-		if o.Backend, err = openBackend(*backend); err != nil {
-			return err
-		}
-		defer o.Backend.Close()
-		in, err := openSource(args[0], cmd.InOrStdin())
-		if err != nil {
-			return err
-		}
-		defer in.Close()
-		b := &bar{what: "encoding"}
-		o.Progress = b.update
-		r := kvResult{Input: args[0], Output: args[1], Backend: o.Backend.Name()}
-		err = writeTo(cmd, args[1], force, func(w io.WriterAt) error {
-			defer b.done()
-			sum, err := snapshot.Encode(cmd.Context(), w, in, in.size, o)
-			if err != nil {
-				return fmt.Errorf("%s: %w", args[0], err)
-			}
-			r.finish(sum)
-			return nil
+		return runKV(cmd, args, encoding, *backend, force, asJSON, func(b codec.Backend, w io.WriterAt, in *source, p *bar) (snapshot.Summary, error) {
+			o.Backend, o.Progress = b, p.update
+			return snapshot.Encode(cmd.Context(), w, in, in.size, o)
 		})
-		if err != nil {
-			return err
-		}
-		return r.print(resultWriter(cmd, args[1]), asJSON)
 	}
 	return cmd
+}
+
+// list returns names for a help text.
+func list[T fmt.Stringer](names []T) string {
+	var s []string
+	for _, n := range names {
+		s = append(s, n.String())
+	}
+	return strings.Join(s, ", ")
 }
 
 // nameFlag compiles a flag's regular expression, or returns nil for "".
@@ -192,7 +198,7 @@ IN and OUT may be - for standard input and output.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&dtype, "dtype", "", "type of restored tensors: bf16, f16 or f32 (default the type they had)")
-	f.StringVar(&layers, "layers", "", "restore these layers only, such as 3 or 0,2,5-7")
+	f.StringVar(&layers, "layers", "", "restore only these layers, such as 3 or 0,2,5-7")
 	f.BoolVar(&force, "force", false, "replace OUT if it exists")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	backend := addBackendFlag(cmd)
@@ -205,37 +211,16 @@ IN and OUT may be - for standard input and output.`,
 			}
 		}
 		if o.Layers, err = snapshot.ParseLayers(layers); err != nil {
-			return usageError{err}
+			return usagef("--layers: %w", err)
 		}
-		if o.Backend, err = openBackend(*backend); err != nil {
-			return err
-		}
-		defer o.Backend.Close()
-		in, err := openSource(args[0], cmd.InOrStdin())
-		if err != nil {
-			return err
-		}
-		defer in.Close()
-		s, err := snapshot.Open(in, in.size)
-		if err != nil {
-			return fmt.Errorf("%s: %w", args[0], err)
-		}
-		b := &bar{what: "decoding"}
-		o.Progress = b.update
-		r := kvResult{Input: args[0], Output: args[1], Backend: o.Backend.Name()}
-		err = writeTo(cmd, args[1], force, func(w io.WriterAt) error {
-			defer b.done()
-			sum, err := s.Decode(cmd.Context(), w, o)
+		return runKV(cmd, args, decoding, *backend, force, asJSON, func(b codec.Backend, w io.WriterAt, in *source, p *bar) (snapshot.Summary, error) {
+			s, err := snapshot.Open(in, in.size)
 			if err != nil {
-				return fmt.Errorf("%s: %w", args[0], err)
+				return snapshot.Summary{}, err
 			}
-			r.finish(sum)
-			return nil
+			o.Backend, o.Progress = b, p.update
+			return s.Decode(cmd.Context(), w, o)
 		})
-		if err != nil {
-			return err
-		}
-		return r.print(resultWriter(cmd, args[1]), asJSON)
 	}
 	return cmd
 }

@@ -1,20 +1,22 @@
 // Command turbotrellis packs, restores, inspects and checks KV caches and
 // trellis-coded weights. Run it without arguments for help.
 //
-// It exits with 0 if all went well, 1 on bad data or a mismatch, and 2 if it
-// was called wrongly.
+// It exits with 0 if all went well, 1 on bad data or a mismatch, 2 if it was
+// called wrongly, and 128 plus the signal's number if a signal ended it.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/auto"
@@ -29,39 +31,107 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// run runs the command and returns its exit code.
+// Exit codes.
+const (
+	exitOK          = 0
+	exitData        = 1 // bad data or a mismatch
+	exitUsage       = 2
+	exitInterrupted = -1 // stands for the signal's code
+)
+
+// run runs the command until it is done or a signal ends it, and returns the
+// exit code.
 func run(args []string) int {
+	return untilSignal(func(ctx context.Context) int { return execute(ctx, args) })
+}
+
+// execute runs the command and reports its error.
+func execute(ctx context.Context, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
-		return 0
+		return exitOK
 	}
-	var usage usageError
-	if errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command") {
-		fmt.Fprintf(os.Stderr, "turbotrellis: %v\nRun '%s --help' for usage.\n", err, cmd.CommandPath())
-		return 2
+	if context.Cause(ctx) == errInterrupted && errors.Is(err, context.Canceled) {
+		err = errInterrupted
 	}
-	fmt.Fprintf(os.Stderr, "turbotrellis: %v\n", err)
-	return 1
+	report(err)
+	if errors.Is(err, errInterrupted) {
+		return exitInterrupted
+	}
+	if usage := (usageError{}); errors.As(err, &usage) {
+		fmt.Fprintf(os.Stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
+		return exitUsage
+	}
+	return exitData
 }
+
+// report prints an error.
+func report(err error) { fmt.Fprintf(os.Stderr, "turbotrellis: %v\n", err) }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "turbotrellis",
 		Short: "Portable, bit-exact codecs for language models",
-		Long: `turbotrellis packs KV caches and weights of language models into a few bits an
+		Long: `turbotrellis packs KV caches and weights of language models into a few bits per
 element and restores them to the same bits on every machine.
 
-Exit codes: 0 ok, 1 bad data or a mismatch, 2 wrong usage.`,
+Exit codes: 0 ok, 1 bad data or a mismatch, 2 wrong usage, 128 plus the number
+of the signal that interrupted it.`,
+		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Args:          subcommands,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newDemo(), newKV(), newTrellis(), newInspect(), newVerify(), newDevices(), newVersion())
 	return root
+}
+
+// subcommands refuses the arguments of a command that only has subcommands.
+func subcommands(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return usagef("unknown command %q: want one of %s", cmd.CommandPath()+" "+args[0], strings.Join(names, ", "))
+}
+
+// emit prints v as JSON or, without asJSON, what text prints.
+func emit(w io.Writer, asJSON bool, v any, text func(io.Writer) error) error {
+	if asJSON {
+		return json.NewEncoder(w).Encode(v)
+	}
+	return text(w)
+}
+
+// number is a number in JSON, or null where it is not finite.
+type number float64
+
+// MarshalJSON implements json.Marshaler.
+func (n number) MarshalJSON() ([]byte, error) {
+	if math.IsNaN(float64(n)) || math.IsInf(float64(n), 0) {
+		return []byte("null"), nil
+	}
+	return json.Marshal(float64(n))
+}
+
+// aliases lets a command take flags under the names they had before: old to new.
+func aliases(cmd *cobra.Command, names map[string]string) {
+	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if now, ok := names[name]; ok {
+			name = now
+		}
+		return pflag.NormalizedName(name)
+	})
 }
 
 // exactly is cobra.ExactArgs as a usage error.
@@ -76,7 +146,7 @@ func exactly(n int) cobra.PositionalArgs {
 
 // addBackendFlag adds --backend to cmd.
 func addBackendFlag(cmd *cobra.Command) *string {
-	return cmd.Flags().String("backend", "", "backend to use: "+strings.Join(auto.Names(), ", ")+" (default the best one that runs here)")
+	return cmd.Flags().String("backend", "", "backend to use: "+strings.Join(auto.Names(), ", ")+" (default the fastest available)")
 }
 
 // openBackend opens the backend that --backend names.

@@ -13,8 +13,8 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"turbotrellis": main})
 }
 
-// TestScripts runs testdata/script. $DATA is the repository's testdata, and $MODELS has models that were once
-// handled wrongly.
+// TestScripts runs testdata/script. $DATA is the repository's testdata, $MODELS
+// has models that were once handled wrongly, and $FAULTS other such files.
 func TestScripts(t *testing.T) {
 	data, err := filepath.Abs("../../testdata")
 	if err != nil {
@@ -24,11 +24,16 @@ func TestScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	faults, err := filepath.Abs("testdata/faults")
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("DATA", data)
 			e.Setenv("MODELS", models)
+			e.Setenv("FAULTS", faults)
 			e.Setenv("TURBOTRELLIS_BACKEND", os.Getenv("TURBOTRELLIS_BACKEND"))
 			return nil
 		},

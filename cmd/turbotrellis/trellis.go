@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -22,7 +21,7 @@ func newTrellis() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trellis",
 		Short: "Code and restore the weights of models",
-		Args:  exactly(0),
+		Args:  subcommands,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newTrellisEncode(), newTrellisDecode(), newTrellisMerge(), newTrellisTable())
@@ -47,16 +46,6 @@ func (r trellisResult) print(w io.Writer, asJSON bool) error {
 	_, err := fmt.Fprintf(w, "%s: %d matrices%s, %s from %s; %d other tensors\n",
 		r.Output, len(r.Tensors), resumed, bytesText(r.Bytes), bytesText(r.SourceBytes), r.Copied)
 	return err
-}
-
-// aliases lets a command's flags be spelled as they used to be; --help does not list the old names.
-func aliases(cmd *cobra.Command, old map[string]string) {
-	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		if now, ok := old[name]; ok {
-			name = now
-		}
-		return pflag.NormalizedName(name)
-	})
 }
 
 // runFlags are the flags of every command that writes a model.
@@ -211,7 +200,7 @@ func (e *encodeFlags) encodeOptions() (model.EncodeOptions, error) {
 		}
 	}
 	if e.bitsMap != "" {
-		text, err := os.ReadFile(e.bitsMap)
+		text, err := readRegular(e.bitsMap)
 		if err != nil {
 			return o, err
 		}

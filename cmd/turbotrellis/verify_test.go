@@ -60,13 +60,13 @@ func (k wrongKV) EncodeKeys(dst *codec.Keys, x codec.Tensor) error {
 func TestVerifyMismatch(t *testing.T) {
 	var text, js bytes.Buffer
 	o := conformance.Options{Filter: "EncodeKeys", Form: conformance.Short}
-	if err := verify(&text, wrongKeys{ref.New()}, o, false); err == nil {
+	if err := verify(t.Context(), &text, wrongKeys{ref.New()}, o, false); err == nil {
 		t.Error("no error")
 	}
 	if !strings.Contains(text.String(), "stage index") || !strings.Contains(text.String(), "again: turbotrellis verify --filter 'EncodeKeys(") {
 		t.Errorf("report without stage or re-run line:\n%.500s", text.String())
 	}
-	if err := verify(&js, wrongKeys{ref.New()}, o, true); err == nil {
+	if err := verify(t.Context(), &js, wrongKeys{ref.New()}, o, true); err == nil {
 		t.Error("no error")
 	}
 	var r struct {
@@ -88,7 +88,7 @@ func TestVerifyMismatch(t *testing.T) {
 	}
 	// What a report names can be run alone, and fails again.
 	o = conformance.Options{Filter: r.Failures[0].Case}
-	if err := verify(io.Discard, wrongKeys{ref.New()}, o, false); err == nil {
+	if err := verify(t.Context(), io.Discard, wrongKeys{ref.New()}, o, false); err == nil {
 		t.Errorf("%s passes alone", r.Failures[0].Case)
 	}
 }
