@@ -215,7 +215,7 @@ func TestSaturationCases(t *testing.T) {
 	met := map[string]bool{}
 	for _, c := range saturationCases() {
 		before := uint64(0)
-		e := newEnv(b)
+		e := newEnv(t.Context(), b)
 		if f := c.run(e); f != nil {
 			t.Fatal(f)
 		}
