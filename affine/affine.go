@@ -13,8 +13,9 @@ import (
 	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
 
-// eps keeps the divisor of a constant group away from zero.
-const eps float32 = 1e-8
+// Eps is ε of docs/numerics.md §2, which keeps the divisor of a constant group
+// away from zero.
+const Eps = f32.Epsilon
 
 // KeyFormat is how the elements of a group of keys are indexed.
 type KeyFormat struct {
@@ -76,11 +77,11 @@ func (f KeyFormat) Quantize(idx []byte, x []float32) (scale, zero float32) {
 	if f.Signed {
 		minv = -maxv
 		scale = float32((hi - lo) / (2 * maxv))
-		se = scale + eps
+		se = scale + Eps
 		zero = f32.Rint((hi + lo) / float32(2*se))
 	} else {
 		scale = float32((hi - lo) / maxv)
-		se = scale + eps
+		se = scale + Eps
 		zero = f32.Rint(lo / se)
 	}
 	idx = idx[:len(x)]

@@ -178,7 +178,7 @@ func TestModelTinyValues(t *testing.T) {
 // the even one is taken.
 func TestTies(t *testing.T) {
 	for _, f := range formats {
-		// Of a group [0, M·s] the scale is s, and eps does not reach s = 1.
+		// Of a group [0, M·s] the scale is s, and Eps does not reach s = 1.
 		m := float32(f.MaxIndex())
 		var x []float32
 		var want []int
@@ -227,7 +227,7 @@ func TestModelNearTies(t *testing.T) {
 			}
 			lo, hi := MinMax(x)
 			_, scale, zero := model(f, x)
-			se := scale + eps
+			se := scale + Eps
 			for i := range x {
 				if x[i] == lo || x[i] == hi {
 					continue
@@ -501,9 +501,9 @@ func FuzzQuantize(f *testing.F) {
 		if f32.IsFinite(scale) && f32.IsFinite(zero) && largest < 1e38 {
 			// Within half a step, one more for the rounding of zero, and the
 			// float32 roundings of values as large as the group's.
-			bound := 1.5*(float64(scale)+float64(eps)) + largest*0x1p-20
+			bound := 1.5*(float64(scale)+float64(Eps)) + largest*0x1p-20
 			for i, v := range idx {
-				if got := float64(format.Dequantize(v, scale+eps, zero)); math.Abs(got-float64(x[i])) > bound {
+				if got := float64(format.Dequantize(v, scale+Eps, zero)); math.Abs(got-float64(x[i])) > bound {
 					t.Fatalf("%s: %v: element %d decodes to %v, bound %v", format.name(), x, i, got, bound)
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"sync"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
@@ -258,7 +259,7 @@ func kindNamed(name string) data {
 func pow2(e int) float32 { return math.Float32frombits(uint32(127+e) << 23) }
 
 // eps is that of docs/numerics.md §2 and §4.
-const eps float32 = 1e-8
+const eps = affine.Eps
 
 // indexTies fills groups whose x/se falls on a half exactly. lo is 0, so the
 // zero point is 0, and hi is chosen so that se is an ordinary number.

@@ -43,9 +43,9 @@ const maxPow2 = 8192
 // signSeed is the seed of the sign vectors: part of the format.
 const signSeed = 42
 
-// split returns m and n with d = m·n, m in {1, 12, 20, 28} and n a power of
-// two from 1 to maxPow2, or ok false where d is not of this form.
-func split(d int) (m, n int, ok bool) {
+// Split returns m and n with d = m·n, m in {1, 12, 20, 28} and n a power of two
+// from 1 to 8192, or ok false if d is not supported.
+func Split(d int) (m, n int, ok bool) {
 	if d <= 0 {
 		return 0, 0, false
 	}
@@ -66,7 +66,7 @@ func sizeError(d int) error {
 
 // Supported reports whether vectors of d elements can be transformed.
 func Supported(d int) bool {
-	_, _, ok := split(d)
+	_, _, ok := Split(d)
 	return ok
 }
 
@@ -76,11 +76,11 @@ func Supported(d int) bool {
 // names a length that is not supported; x is then unchanged. Transform does
 // not allocate.
 func Transform(x []float32) error {
-	m, n, ok := split(len(x))
+	m, n, ok := Split(len(x))
 	if !ok {
 		return sizeError(len(x))
 	}
-	transform(x, n, matrixOf(m), norm(len(x)))
+	transform(x, n, matrixOf(m), Norm(len(x)))
 	return nil
 }
 
@@ -123,12 +123,12 @@ type Rotation struct {
 // New returns the rotation of vectors of d elements, or an error that names a
 // d that is not supported.
 func New(d int) (*Rotation, error) {
-	m, n, ok := split(d)
+	m, n, ok := Split(d)
 	if !ok {
 		return nil, sizeError(d)
 	}
 	h := matrixOf(m)
-	return &Rotation{AppendSigns(nil, d), n, h, h.transpose(), norm(d)}, nil
+	return &Rotation{AppendSigns(nil, d), n, h, h.transpose(), Norm(d)}, nil
 }
 
 // Dim returns the number of elements of the vectors.
@@ -163,14 +163,15 @@ func (t *Rotation) flip(x []float32) {
 	}
 }
 
-// norm returns r = 1/√d: the quotient in float64, rounded once to float32.
-func norm(d int) float32 { return float32(1 / math.Sqrt(float64(d))) }
+// Norm returns r = 1/√d, which the transform of d elements multiplies by: the
+// quotient in float64, rounded once to float32.
+func Norm(d int) float32 { return float32(1 / math.Sqrt(float64(d))) }
 
 // transform applies the stages to each run of n elements, h across the runs,
 // and the factor r.
 func transform(x []float32, n int, h matrix, r float32) {
 	for i := 0; i < len(x); i += n {
-		stages(x[i : i+n])
+		butterflies(x[i : i+n])
 	}
 	h.combine(x, n)
 	for i := range x {
@@ -178,51 +179,13 @@ func transform(x []float32, n int, h matrix, r float32) {
 	}
 }
 
-// stages applies the butterfly stages h = 1, 2, 4 … len(x)/2 to x, unscaled.
-// It takes them two or three at a time, which changes no operand of any
-// operation: a pass only spares the trips to memory between its stages.
-func stages(x []float32) {
-	h := 1
-	if len(x) >= 8 {
-		for i := 0; i < len(x); i += 8 {
-			oct((*[8]float32)(x[i:]))
+// butterflies applies the stages h = 1, 2, 4 … len(x)/2 to x, unscaled.
+func butterflies(x []float32) {
+	for h := 1; h < len(x); h *= 2 {
+		for i := 0; i < len(x); i += 2 * h {
+			for j := i; j < i+h; j++ {
+				x[j], x[j+h] = x[j]+x[j+h], x[j]-x[j+h]
+			}
 		}
-		h = 8
-	}
-	for ; 4*h <= len(x); h *= 4 {
-		for i := 0; i < len(x); i += 4 * h {
-			quad(x[i:i+h], x[i+h:], x[i+2*h:], x[i+3*h:])
-		}
-	}
-	for ; 2*h <= len(x); h *= 2 {
-		pair(x[:h], x[h:])
-	}
-}
-
-// oct is the stages 1, 2 and 4 on eight neighbours.
-func oct(x *[8]float32) {
-	a, b, c, d, e, f, g, h := x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]
-	a, b, c, d, e, f, g, h = a+b, a-b, c+d, c-d, e+f, e-f, g+h, g-h
-	a, b, c, d, e, f, g, h = a+c, b+d, a-c, b-d, e+g, f+h, e-g, f-h
-	x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7] = a+e, b+f, c+g, d+h, a-e, b-f, c-g, d-h
-}
-
-// pair is one stage on the pairs (x0[j], x1[j]).
-func pair(x0, x1 []float32) {
-	x1 = x1[:len(x0)]
-	for j, a := range x0 {
-		b := x1[j]
-		x0[j], x1[j] = a+b, a-b
-	}
-}
-
-// quad is two stages on the quadruples (x0[j], x1[j], x2[j], x3[j]): first the
-// pairs (0, 1) and (2, 3), then (0, 2) and (1, 3).
-func quad(x0, x1, x2, x3 []float32) {
-	x1, x2, x3 = x1[:len(x0)], x2[:len(x0)], x3[:len(x0)]
-	for j, a := range x0 {
-		b, c, d := x1[j], x2[j], x3[j]
-		a, b, c, d = a+b, a-b, c+d, c-d
-		x0[j], x1[j], x2[j], x3[j] = a+c, b+d, a-c, b-d
 	}
 }

@@ -54,7 +54,7 @@ func differ(a, b []float32) int {
 
 // naive is the transform as docs/numerics.md §3 words it.
 func naive(x []float32) {
-	m, n, _ := split(len(x))
+	m, n, _ := Split(len(x))
 	for base := 0; base < len(x); base += n {
 		for h := 1; h < n; h *= 2 {
 			for j := range n {
@@ -167,7 +167,7 @@ func TestMatrixOrthogonal(t *testing.T) {
 // element is the element (j, c) of the ±1 matrix of order d: the Kronecker
 // product of the m×m matrix and Sylvester's.
 func element(d, j, c int) int64 {
-	m, n, _ := split(d)
+	m, n, _ := Split(d)
 	s := int64(1 - 2*(mathbits.OnesCount(uint(j%n&(c%n)))&1))
 	if m > 1 && matrixOf(m)[j/n]>>(c/n)&1 == 1 {
 		s = -s
@@ -251,8 +251,8 @@ func TestSmallSizes(t *testing.T) {
 
 func TestNorm(t *testing.T) {
 	for d, want := range map[int]uint32{1: 0x3f800000, 64: 0x3e000000, 128: 0x3db504f3, 256: 0x3d800000, 512: 0x3d3504f3} {
-		if got := math.Float32bits(norm(d)); got != want {
-			t.Errorf("norm(%d) = %#08x, want %#08x", d, got, want)
+		if got := math.Float32bits(Norm(d)); got != want {
+			t.Errorf("Norm(%d) = %#08x, want %#08x", d, got, want)
 		}
 	}
 }
@@ -438,11 +438,11 @@ func TestInverseOrder(t *testing.T) {
 			for j, v := range exact {
 				sum += element(d, j, c) * int64(v)
 			}
-			want[c] = float32(float32(sum)*norm(d)) * s
+			want[c] = float32(float32(sum)*Norm(d)) * s
 		}
 		rot.Inverse(x)
 		rot.Inverse(exact)
-		m, _, _ := split(d)
+		m, _, _ := Split(d)
 		if symmetric := m == 1 || m == 12; symmetric != (differ(x, same) < 0) {
 			t.Errorf("d=%d: Inverse equals the transform: %t, want %t", d, !symmetric, symmetric)
 		}

@@ -54,26 +54,21 @@ func (h matrix) combine(x []float32, n int) {
 	if len(h) == 0 {
 		return
 	}
-	const block = 4 // elements at a time
-	var buf [maxOrder][block]float32
-	in := buf[:len(h)]
-	for i := 0; i < n; i += block {
-		w := min(block, n-i)
-		for c := range in {
-			copy(in[c][:], x[c*n+i:][:w])
+	var in [maxOrder]float32
+	for i := range n {
+		for c := range h {
+			in[c] = x[c*n+i]
 		}
 		for j, row := range h {
-			var a, b, c, d float32
-			for k := range in {
-				v := &in[k]
-				if row>>k&1 == 0 {
-					a, b, c, d = a+v[0], b+v[1], c+v[2], d+v[3]
+			var sum float32
+			for c := range h {
+				if row>>c&1 == 0 {
+					sum += in[c]
 				} else {
-					a, b, c, d = a-v[0], b-v[1], c-v[2], d-v[3]
+					sum -= in[c]
 				}
 			}
-			out := [block]float32{a, b, c, d}
-			copy(x[j*n+i:][:w], out[:])
+			x[j*n+i] = sum
 		}
 	}
 }

@@ -10,8 +10,18 @@ package lloydmax
 import (
 	"math"
 
+	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
+
+// Eps is ε of docs/numerics.md §4: values are divided by scale + Eps.
+const Eps = f32.Epsilon
+
+// SearchFactors returns the multiples of the root mean square that a searched
+// scale is chosen from, in the order in which they are tried (docs/numerics.md §4).
+func SearchFactors() [9]float32 {
+	return [9]float32{1, 15. / 16, 17. / 16, 14. / 16, 18. / 16, 13. / 16, 19. / 16, 12. / 16, 20. / 16}
+}
 
 // Table is one quantiser: 2^bits centroids and the 2^bits − 1 boundaries that
 // separate them, both in strictly ascending order. It is immutable and safe for
@@ -61,22 +71,11 @@ func (t *Table) Levels() int { return len(t.centroids) }
 // on a boundary belongs to the level below it. NaN gives 0, as no boundary is
 // less.
 func (t *Table) Index(n float32) int {
-	// The boundary in the middle of the levels that are left decides which half
-	// stays. Unsigned, so that nothing but the table's end is checked.
-	i := uint(0)
-	for half := uint(len(t.boundaries)+1) / 2; half > 0; half /= 2 {
-		i += half * b2u(n > t.boundaries[i+half-1])
+	i := 0
+	for i < len(t.boundaries) && n > t.boundaries[i] {
+		i++
 	}
-	return int(i)
-}
-
-// b2u compiles to a flag read, not a jump: half of all jumps on data would be
-// mispredicted.
-func b2u(b bool) uint {
-	if b {
-		return 1
-	}
-	return 0
+	return i
 }
 
 // Centroid returns level i, for i in [0, Levels).

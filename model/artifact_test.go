@@ -24,7 +24,6 @@ import (
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors/safetensorstest"
 	"github.com/turbotrellis/turbotrellis/internal/vectors"
-	"github.com/turbotrellis/turbotrellis/pack"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
@@ -430,8 +429,8 @@ func TestSingleFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _, want := oracle(t, x, opts().Params, 1, codec.F32)
-	got := make([]byte, len(want))
-	if err := c.DecodeBytes(got, pack.F32, 0, 3); err != nil || !bytes.Equal(got, want) {
+	rows := make([]float32, len(want)/4)
+	if err := c.DecodeRows(rows, 0, 3); err != nil || !bytes.Equal(codec.FromF32(rows, len(rows)).Data, want) {
 		t.Errorf("Matrix decodes to something else (%v)", err)
 	}
 	if _, err := m.Matrix("layers.k"); !errors.Is(err, ErrSelection) {

@@ -15,11 +15,7 @@
 // boundary is an error, never padded.
 package pack
 
-import (
-	"slices"
-
-	"github.com/turbotrellis/turbotrellis/internal/fault"
-)
+import "github.com/turbotrellis/turbotrellis/internal/fault"
 
 // PackedLen returns the number of bytes that n elements of the given width
 // take: n·bits/8. It is an error for bits to be outside 1 to 8, for n to be
@@ -54,25 +50,14 @@ func Pack(dst, src []byte, bits int) error {
 	if err := checkRange(src, bits); err != nil {
 		return err
 	}
-	packAll(dst, src, bits)
+	clear(dst)
+	for i, v := range src {
+		for k := range bits {
+			at := i*bits + k
+			dst[at/8] |= v >> k & 1 << (at % 8)
+		}
+	}
 	return nil
-}
-
-// AppendPack appends the packed form of src, one index a byte, to dst and
-// returns the extended slice. Errors are as in Pack; dst is then returned
-// unchanged.
-func AppendPack(dst, src []byte, bits int) ([]byte, error) {
-	n, err := PackedLen(len(src), bits)
-	if err != nil {
-		return dst, err
-	}
-	if err := checkRange(src, bits); err != nil {
-		return dst, err
-	}
-	dst = slices.Grow(dst, n)
-	dst = dst[:len(dst)+n]
-	packAll(dst[len(dst)-n:], src, bits)
-	return dst, nil
 }
 
 // Unpack unpacks len(dst) indices of the given width from src, which must be
@@ -87,25 +72,14 @@ func Unpack(dst, src []byte, bits int) error {
 	if len(src) != n {
 		return fault.New(fault.ErrShape, "%d elements of %d bits are packed in %d bytes, but src has %d", len(dst), bits, n, len(src))
 	}
-	unpackAll(dst, src, bits)
+	for i := range dst {
+		dst[i] = 0
+		for k := range bits {
+			at := i*bits + k
+			dst[i] |= src[at/8] >> (at % 8) & 1 << k
+		}
+	}
 	return nil
-}
-
-// AppendUnpack appends the n indices packed in src, which must be exactly
-// PackedLen(n, bits) bytes, to dst and returns the extended slice. On any error
-// dst is returned unchanged.
-func AppendUnpack(dst, src []byte, n, bits int) ([]byte, error) {
-	want, err := PackedLen(n, bits)
-	if err != nil {
-		return dst, err
-	}
-	if len(src) != want {
-		return dst, fault.New(fault.ErrShape, "%d elements of %d bits are packed in %d bytes, but src has %d", n, bits, want, len(src))
-	}
-	dst = slices.Grow(dst, n)
-	dst = dst[:len(dst)+n]
-	unpackAll(dst[len(dst)-n:], src, bits)
-	return dst, nil
 }
 
 func checkBits(bits int) error {
@@ -117,15 +91,12 @@ func checkBits(bits int) error {
 
 // checkRange reports the first index of src that does not fit the width.
 func checkRange(src []byte, bits int) error {
-	var all byte
-	for _, v := range src {
-		all |= v
+	for i, v := range src {
+		if v>>bits != 0 {
+			return fault.New(fault.ErrParams, "index %d at position %d does not fit %d bits", v, i, bits)
+		}
 	}
-	if all>>bits == 0 {
-		return nil
-	}
-	i := slices.IndexFunc(src, func(v byte) bool { return v>>bits != 0 })
-	return fault.New(fault.ErrParams, "index %d at position %d does not fit %d bits", src[i], i, bits)
+	return nil
 }
 
 // elementsPerByteBoundary is the least positive n for which n·bits is a
@@ -137,46 +108,4 @@ func elementsPerByteBoundary(bits int) int {
 		n /= 2
 	}
 	return n
-}
-
-// packAll and unpackAll move eight elements at a time: 8·bits bits are whole
-// bytes at every width and fit one word. A shorter last run fills whole bytes
-// too, as PackedLen has seen to.
-func packAll(dst, src []byte, bits int) {
-	if bits == 8 {
-		copy(dst, src)
-		return
-	}
-	for len(src) > 0 {
-		n := min(8, len(src))
-		var w uint64
-		for i, v := range src[:n] {
-			w |= uint64(v) << (i * bits)
-		}
-		run := dst[:n*bits/8]
-		for i := range run {
-			run[i] = byte(w >> (8 * i))
-		}
-		src, dst = src[n:], dst[len(run):]
-	}
-}
-
-func unpackAll(dst, src []byte, bits int) {
-	if bits == 8 {
-		copy(dst, src)
-		return
-	}
-	mask := byte(1)<<bits - 1
-	for len(dst) > 0 {
-		n := min(8, len(dst))
-		run := src[:n*bits/8]
-		var w uint64
-		for i, v := range run {
-			w |= uint64(v) << (8 * i)
-		}
-		for i := range dst[:n] {
-			dst[i] = byte(w>>(i*bits)) & mask
-		}
-		dst, src = dst[n:], src[len(run):]
-	}
 }

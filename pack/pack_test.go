@@ -13,14 +13,24 @@ import (
 func TestWorkedExample(t *testing.T) {
 	src := []byte{5, 2, 7, 1, 0, 6, 3, 4}
 	want := []byte{0xd5, 0x03, 0x8f}
-	got, err := AppendPack(nil, src, 3)
+	got, err := packed(src, 3)
 	if err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("AppendPack = %x, %v; want %x", got, err, want)
+		t.Fatalf("Pack = %x, %v; want %x", got, err, want)
 	}
-	back, err := AppendUnpack(nil, got, len(src), 3)
-	if err != nil || !bytes.Equal(back, src) {
-		t.Fatalf("AppendUnpack = %x, %v; want %x", back, err, src)
+	back := make([]byte, len(src))
+	if err := Unpack(back, got, 3); err != nil || !bytes.Equal(back, src) {
+		t.Fatalf("Unpack = %x, %v; want %x", back, err, src)
 	}
+}
+
+// packed returns src packed.
+func packed(src []byte, bits int) ([]byte, error) {
+	n, err := PackedLen(len(src), bits)
+	if err != nil {
+		return nil, err
+	}
+	dst := bytes.Repeat([]byte{0xa5}, n)
+	return dst, Pack(dst, src, bits)
 }
 
 func TestPackedLen(t *testing.T) {
@@ -133,19 +143,17 @@ func TestRampEveryWidthAndLength(t *testing.T) {
 	}
 }
 
-func TestAppend(t *testing.T) {
+func TestOverwrites(t *testing.T) {
 	for bits := 1; bits <= 8; bits++ {
 		src := ramp(40, bits)
 		want := packOracle(src, bits)
-		for _, dst := range [][]byte{nil, []byte("prefix"), append(make([]byte, 0, 100), "prefix"...)} {
-			got, err := AppendPack(dst, src, bits)
-			if err != nil || !bytes.Equal(got, append(slices.Clone(dst), want...)) {
-				t.Errorf("%d bits: AppendPack(%q) = %x, %v", bits, dst, got, err)
-			}
-			got, err = AppendUnpack(dst, want, len(src), bits)
-			if err != nil || !bytes.Equal(got, append(slices.Clone(dst), src...)) {
-				t.Errorf("%d bits: AppendUnpack(%q) = %x, %v", bits, dst, got, err)
-			}
+		got, err := packed(src, bits)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%d bits: Pack = %x, %v", bits, got, err)
+		}
+		back := bytes.Repeat([]byte{0xa5}, len(src))
+		if err := Unpack(back, want, bits); err != nil || !bytes.Equal(back, src) {
+			t.Errorf("%d bits: Unpack = %x, %v", bits, back, err)
 		}
 	}
 }
@@ -157,12 +165,6 @@ func TestEmpty(t *testing.T) {
 		}
 		if err := Unpack(nil, nil, bits); err != nil {
 			t.Error(err)
-		}
-		if got, err := AppendPack(nil, nil, bits); err != nil || len(got) != 0 {
-			t.Errorf("AppendPack of nothing = %x, %v", got, err)
-		}
-		if got, err := AppendUnpack(nil, nil, 0, bits); err != nil || len(got) != 0 {
-			t.Errorf("AppendUnpack of nothing = %x, %v", got, err)
 		}
 	}
 }
@@ -193,22 +195,8 @@ func TestWrongLength(t *testing.T) {
 				if slices.ContainsFunc(dst, func(b byte) bool { return b != 0xa5 }) {
 					t.Errorf("Unpack of %d×%d bits from %d bytes wrote", n, bits, k)
 				}
-				if got, err := AppendUnpack([]byte("x"), make([]byte, k), n, bits); err == nil || string(got) != "x" {
-					t.Errorf("AppendUnpack of %d×%d bits from %d bytes = %q, %v", n, bits, k, got, err)
-				}
-			}
-			if lenErr != nil {
-				if got, err := AppendPack([]byte("x"), make([]byte, n), bits); err == nil || string(got) != "x" {
-					t.Errorf("AppendPack of %d×%d bits = %q, %v", n, bits, got, err)
-				}
 			}
 		}
-	}
-	if _, err := AppendUnpack(nil, nil, -8, 3); err == nil {
-		t.Error("AppendUnpack of -8 elements: no error")
-	}
-	if _, err := AppendUnpack(nil, nil, math.MaxInt-7, 8); err == nil {
-		t.Error("AppendUnpack of nearly all memory: no error")
 	}
 	for _, bits := range []int{math.MinInt, -1, 0, 9, 16, math.MaxInt} {
 		if err := Pack(make([]byte, 8), make([]byte, 8), bits); err == nil {
@@ -216,12 +204,6 @@ func TestWrongLength(t *testing.T) {
 		}
 		if err := Unpack(make([]byte, 8), make([]byte, 8), bits); err == nil {
 			t.Errorf("Unpack at %d bits: no error", bits)
-		}
-		if _, err := AppendPack(nil, make([]byte, 8), bits); err == nil {
-			t.Errorf("AppendPack at %d bits: no error", bits)
-		}
-		if _, err := AppendUnpack(nil, make([]byte, 8), 8, bits); err == nil {
-			t.Errorf("AppendUnpack at %d bits: no error", bits)
 		}
 	}
 }
@@ -241,9 +223,6 @@ func TestOutOfRange(t *testing.T) {
 				if !bytes.Equal(dst, bytes.Repeat([]byte{0xa5}, 3*bits)) {
 					t.Fatalf("Pack wrote before it failed: %x", dst)
 				}
-				if got, err := AppendPack([]byte("x"), src, bits); err == nil || err.Error() != want || string(got) != "x" {
-					t.Fatalf("AppendPack = %q, %v, want %s", got, err, want)
-				}
 			}
 		}
 	}
@@ -257,8 +236,6 @@ func TestAllocs(t *testing.T) {
 			if Pack(packed, src, bits) != nil || Unpack(src, packed, bits) != nil {
 				t.Fatal("round trip failed")
 			}
-			packed, _ = AppendPack(packed[:0], src, bits)
-			src, _ = AppendUnpack(src[:0], packed, len(src), bits)
 		}); n != 0 {
 			t.Errorf("%d bits: %v allocations", bits, n)
 		}
@@ -271,23 +248,23 @@ func FuzzRoundTrip(f *testing.F) {
 	f.Add([]byte{0xff, 0, 0x80}, 8)
 	f.Add([]byte{}, 9)
 	f.Fuzz(func(t *testing.T, data []byte, bits int) {
-		if packed, err := AppendPack(nil, data, bits); err == nil {
+		if packed, err := packed(data, bits); err == nil {
 			if !bytes.Equal(packed, packOracle(data, bits)) {
-				t.Errorf("AppendPack(%x, %d) = %x", data, bits, packed)
+				t.Errorf("Pack(%x, %d) = %x", data, bits, packed)
 			}
-			back, err := AppendUnpack(nil, packed, len(data), bits)
-			if err != nil || !bytes.Equal(back, data) {
+			back := make([]byte, len(data))
+			if err := Unpack(back, packed, bits); err != nil || !bytes.Equal(back, data) {
 				t.Errorf("%d bits: %x came back as %x, %v", bits, data, back, err)
 			}
 		}
 		if bits < 1 || bits > 8 || len(data)*8%bits != 0 {
 			return
 		}
-		src, err := AppendUnpack(nil, data, len(data)*8/bits, bits)
-		if err != nil {
+		src := make([]byte, len(data)*8/bits)
+		if err := Unpack(src, data, bits); err != nil {
 			t.Fatal(err)
 		}
-		again, err := AppendPack(nil, src, bits)
+		again, err := packed(src, bits)
 		if err != nil || !bytes.Equal(again, data) {
 			t.Errorf("%d bits: bytes %x came back as %x, %v", bits, data, again, err)
 		}

@@ -88,9 +88,9 @@ func AppendValues(dst []float32, c Code, L int) ([]float32, error) {
 	return dst, nil
 }
 
-// invRMS returns f32(1/lutRMS): the mean of the squares is taken in float64, in
-// the order of the states.
-func invRMS(values []float32) float32 {
+// InvRMS returns f32(1/lutRMS) of the values of all states (docs/numerics.md §6):
+// the mean of the squares is taken in float64, in the order of the states.
+func InvRMS(values []float32) float32 {
 	var sum float64
 	for _, v := range values {
 		sum += float64(float64(v) * float64(v))

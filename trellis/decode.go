@@ -66,25 +66,6 @@ func (m *Matrix) DecodeRows(dst []float32, lo, hi int) error {
 	return nil
 }
 
-// DecodeBytes is DecodeRows with each weight rounded once, half to even, to
-// dtype and stored little-endian: dst has (hi−lo)·In·dtype.Size() bytes.
-func (m *Matrix) DecodeBytes(dst []byte, dtype pack.DType, lo, hi int) error {
-	size := dtype.Size()
-	if size == 0 {
-		return fault.New(ErrParams, "%v", dtype)
-	}
-	if len(dst)%size != 0 {
-		return fault.New(ErrShape, "%d bytes for elements of %d", len(dst), size)
-	}
-	if err := m.checkRows(len(dst)/size, lo, hi); err != nil {
-		return err
-	}
-	for i := range len(dst) / size {
-		dtype.Store(dst[i*size:], m.at(lo+i/m.Geometry.In, i%m.Geometry.In))
-	}
-	return nil
-}
-
 // checkRows checks m, the row range and that it has n weights.
 func (m *Matrix) checkRows(n, lo, hi int) error {
 	if err := m.Validate(); err != nil {

@@ -1,8 +1,6 @@
 package trellis
 
 import (
-	"math"
-
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/internal/fault"
 )
@@ -67,7 +65,7 @@ func newEncoder(p Params, values []float32) *Encoder {
 		p:       p,
 		values:  values,
 		squares: make([]float32, len(values)),
-		invRMS:  invRMS(values),
+		invRMS:  InvRMS(values),
 		score:   make([]float32, len(values)),
 		next:    make([]float32, len(values)),
 		best:    make([]float32, len(values)>>p.K),
@@ -160,22 +158,15 @@ func (e *Encoder) viterbi(states []uint16, x []float32, shift, overlap int) {
 }
 
 // choose writes best_t(j) to e.best and the m that gives it to back.
-//
-// The maximum is kept as bits: a conditional move of two integers costs a
-// fraction of a branch that is taken every other time.
 func (e *Encoder) choose(back []uint8, score []float32) {
-	branches, groups := 1<<e.p.K, len(back)
 	for j := range back {
-		best, arg := math.Float32bits(score[j]), 0
-		for m := 1; m < branches; m++ {
-			g := score[m*groups+j]
-			bits := math.Float32bits(g)
-			if g >= math.Float32frombits(best) {
-				best, arg = bits, m
+		best, arg := score[j], 0
+		for m := 1; m < 1<<e.p.K; m++ {
+			if g := score[m*len(back)+j]; g >= best {
+				best, arg = g, m
 			}
 		}
-		e.best[j] = math.Float32frombits(best)
-		back[j] = uint8(arg)
+		e.best[j], back[j] = best, uint8(arg)
 	}
 }
 

@@ -21,21 +21,6 @@ func stateAt(block []uint32, p Params, t int) uint32 {
 	return uint32(window>>(bit%32)) & p.stateMask()
 }
 
-// StateAt returns state t of one packed block, words, which must be exactly
-// p.BlockWords() long; t is in [0, T).
-func StateAt(words []uint32, p Params, t int) (uint16, error) {
-	if err := p.Validate(); err != nil {
-		return 0, err
-	}
-	if len(words) != p.BlockWords() {
-		return 0, fault.New(ErrShape, "a block of %d words, want %d", len(words), p.BlockWords())
-	}
-	if t < 0 || t >= p.T {
-		return 0, fault.New(ErrIndex, "t = %d in a block of %d", t, p.T)
-	}
-	return uint16(stateAt(words, p, t)), nil
-}
-
 // PackStates packs whole blocks of T states each into dst, p.BlockWords() words
 // a block; both lengths must match exactly. Only symbols are stored, so states
 // that do not follow from each other, or whose last does not lead to their
@@ -58,21 +43,6 @@ func PackStates(dst []uint32, states []uint16, p Params) error {
 		packBlock(dst[b*p.BlockWords():][:p.BlockWords()], states[b*p.T:][:p.T], p)
 	}
 	return nil
-}
-
-// AppendPackStates appends the packed form of whole blocks of states to dst
-// and returns the extended slice. Errors are as in PackStates; dst is then
-// returned unchanged.
-func AppendPackStates(dst []uint32, states []uint16, p Params) ([]uint32, error) {
-	n, err := blocks(len(states), p)
-	if err != nil {
-		return dst, err
-	}
-	out := slices.Grow(dst, n*p.BlockWords())[:len(dst)+n*p.BlockWords()]
-	if err := PackStates(out[len(dst):], states, p); err != nil {
-		return dst, err
-	}
-	return out, nil
 }
 
 // UnpackStates reads the states of whole blocks of p.BlockWords() words into

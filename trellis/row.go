@@ -17,7 +17,10 @@ func (s *laneSum) add(i int, term float32) { s[i%len(s)] += term }
 
 func (s *laneSum) total() float32 { return f32.TreeSum(s[:]) }
 
-// refitFactor is α of docs/numerics.md §6, by K.
+// RefitFactor returns α of docs/numerics.md §6, by which the Refit rule
+// multiplies the first scale at K bits per weight, K from 1 to 8.
+func RefitFactor(K int) float32 { return refitFactor[K] }
+
 var refitFactor = [9]float32{1, 7. / 8, 33. / 32, 35. / 32, 73. / 64, 1, 1, 1, 1}
 
 // RowScale returns the scale, as binary16 bits, with which the row w is coded,

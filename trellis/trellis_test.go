@@ -154,8 +154,8 @@ func TestWrap(t *testing.T) {
 			if err := e.EncodeBlock(states, x); err != nil {
 				t.Fatal(err)
 			}
-			words, err := AppendPackStates(nil, states, p)
-			if err != nil {
+			words := make([]uint32, p.BlockWords())
+			if err := PackStates(words, states, p); err != nil {
 				t.Fatalf("%+v, samples %d: %v", p, kind, err)
 			}
 			back, err := AppendUnpackStates(nil, words, p)
@@ -615,26 +615,6 @@ func TestLayouts(t *testing.T) {
 				t.Fatal(err)
 			}
 			diff(t, "rows 17 to 21", part, want[17*in:22*in])
-			for _, dtype := range []pack.DType{pack.F32, pack.BF16, pack.F16} {
-				b := make([]byte, 5*in*dtype.Size())
-				if err := m.DecodeBytes(b, dtype, 17, 22); err != nil {
-					t.Fatal(err)
-				}
-				var wantBytes []byte
-				for _, v := range part {
-					switch dtype {
-					case pack.F32:
-						wantBytes = binary.LittleEndian.AppendUint32(wantBytes, math.Float32bits(v))
-					case pack.BF16:
-						wantBytes = binary.LittleEndian.AppendUint16(wantBytes, pack.ToBF16(v))
-					case pack.F16:
-						wantBytes = binary.LittleEndian.AppendUint16(wantBytes, pack.ToF16(v))
-					}
-				}
-				if !slices.Equal(b, wantBytes) {
-					t.Errorf("%v: bytes differ", dtype)
-				}
-			}
 		}
 	}
 }
@@ -683,8 +663,6 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"room":      good.DecodeRows(dst[:511], 0, 1),
-		"bytes":     good.DecodeBytes(make([]byte, 511*2), pack.BF16, 0, 1),
-		"odd bytes": good.DecodeBytes(make([]byte, 1025), pack.F16, 0, 1),
 		"shape 2":   errOf(GeometryOf([]int{3, 31}, 1, p)),
 		"shape 1":   errOf(GeometryOf([]int{32}, 1, p)),
 		"shape 3":   errOf(GeometryOf([]int{1, 3, 16}, 1, p)),
@@ -700,18 +678,6 @@ func TestDecodeRefuses(t *testing.T) {
 		if !errors.Is(err, ErrShape) {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-	if err := good.DecodeBytes(make([]byte, 1024), 0, 0, 1); !errors.Is(err, ErrParams) {
-		t.Errorf("dtype: %v", err)
-	}
-	if _, err := StateAt(make([]uint32, 16), p, 256); !errors.Is(err, ErrIndex) {
-		t.Errorf("StateAt(256): %v", err)
-	}
-	if _, err := StateAt(make([]uint32, 16), p, -1); !errors.Is(err, ErrIndex) {
-		t.Errorf("StateAt(-1): %v", err)
-	}
-	if _, err := StateAt(make([]uint32, 17), p, 0); !errors.Is(err, ErrShape) {
-		t.Errorf("StateAt on 17 words: %v", err)
 	}
 }
 
@@ -773,15 +739,12 @@ func TestAllocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := make([]float32, len(w))
-	b := make([]byte, 2*len(w))
 	for name, f := range map[string]func() error{
 		"EncodeBlock":  func() error { return e.EncodeBlock(states, w[:p.T]) },
 		"EncodeRow":    func() error { return errOf(e.EncodeRow(codes, recon, w[:128])) },
 		"Encode":       func() error { return e.Encode(context.Background(), &m, all, w, g) },
 		"DecodeRows":   func() error { return m.DecodeRows(all, 0, g.Out) },
-		"DecodeBytes":  func() error { return m.DecodeBytes(b, pack.BF16, 0, g.Out) },
 		"At":           func() error { return errOf(m.At(3, 1)) },
-		"StateAt":      func() error { return errOf(StateAt(codes[:4], p, 9)) },
 		"UnpackStates": func() error { return UnpackStates(states, codes[:4], p) },
 		"PackStates":   func() error { return PackStates(codes[:4], states, p) },
 	} {
@@ -795,31 +758,29 @@ func TestAllocs(t *testing.T) {
 	}
 }
 
-// FuzzStateAt reads every state of arbitrary blocks: lengths and indices that
-// do not fit are errors, and states that fit pack to the same words.
-func FuzzStateAt(f *testing.F) {
-	f.Add(12, 2, 256, 3, 0, make([]byte, 64))
-	f.Add(16, 1, 32, 31, 2, []byte{1, 2, 3, 4})
-	f.Add(9, 8, 4, 0, 1, []byte{0xff, 0, 0xff, 0, 7})
-	f.Fuzz(func(t *testing.T, L, K, T, at, code int, data []byte) {
+// FuzzUnpackStates reads the states of arbitrary blocks: lengths that do not fit
+// are errors, and states that fit pack to the same words.
+func FuzzUnpackStates(f *testing.F) {
+	f.Add(12, 2, 256, 0, make([]byte, 64))
+	f.Add(16, 1, 32, 2, []byte{1, 2, 3, 4})
+	f.Add(9, 8, 4, 1, []byte{0xff, 0, 0xff, 0, 7})
+	f.Fuzz(func(t *testing.T, L, K, T, code int, data []byte) {
 		p := Params{L: L, K: K, T: T, Code: Code(code)}
 		words := make([]uint32, len(data)/4)
 		for i := range words {
 			words[i] = binary.LittleEndian.Uint32(data[4*i:])
 		}
-		s, err := StateAt(words, p, at)
+		states, err := AppendUnpackStates(nil, words, p)
 		if err != nil {
 			return
 		}
-		if int(s) >= 1<<L {
-			t.Fatalf("state %#x of %d bits", s, L)
+		for t2, s := range states {
+			if int(s) >= 1<<L {
+				t.Fatalf("state %d is %#x of %d bits", t2, s, L)
+			}
 		}
-		states, err := AppendUnpackStates(nil, words, p)
-		if err != nil || states[at] != s {
-			t.Fatalf("UnpackStates: %v", err)
-		}
-		back, err := AppendPackStates(nil, states, p)
-		if err != nil || !slices.Equal(back, words) {
+		back := make([]uint32, len(words))
+		if err := PackStates(back, states, p); err != nil || !slices.Equal(back, words) {
 			t.Fatalf("PackStates: %v", err)
 		}
 	})
@@ -848,7 +809,6 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		m.At(o, lo)
-		m.DecodeBytes(make([]byte, room), pack.DType(o), lo, hi)
 		Interleave(make([]uint32, len(m.Codes)), m.Codes, out, in, m.Params)
 		GeometryOf([]int{out, in}, axis, m.Params)
 		GeometryOf([]int{out, in, room}, axis, m.Params)

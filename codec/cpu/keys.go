@@ -10,7 +10,7 @@ import (
 )
 
 // eps keeps a scale of zero from dividing (docs/numerics.md §2, §4).
-const eps float32 = 1e-8
+const eps = affine.Eps
 
 // canonMin is the bits of 2^-64, the least canonical magnitude but 0 (docs/numerics.md §1).
 const canonMin = 0x1f800000

@@ -6,6 +6,7 @@ import (
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
+	"github.com/turbotrellis/turbotrellis/lloydmax"
 )
 
 // valueCoder is the arithmetic of values (docs/numerics.md §3, §4).
@@ -230,8 +231,7 @@ func tree32(q *[32]float32) float32 {
 	return ((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7]))
 }
 
-// searchSteps are the multiples of the rms, in sixteenths, that the search tries, in this order.
-var searchSteps = [...]float32{16, 15, 17, 14, 18, 13, 19, 12, 20}
+var searchFactors = lloydmax.SearchFactors()
 
 // searched returns the stored scale of least squared error and sets w.index to go with it. Where no candidate is
 // finite, it is the rms that does.
@@ -239,8 +239,8 @@ func (c *valueCoder) searched(w *group, y []float32, rms float32) float32 {
 	best, found := rms, false
 	var bestErr float32
 	q := w.q[:len(y)]
-	for _, step := range searchSteps {
-		s := c.scaleType.Round(float32(rms * (step / 16)))
+	for _, factor := range searchFactors {
+		s := c.scaleType.Round(float32(rms * factor))
 		if !f32.IsFinite(s) {
 			continue
 		}

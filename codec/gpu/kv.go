@@ -7,6 +7,7 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/shaders"
 )
 
@@ -94,8 +95,8 @@ func (c *kv) EncodeValues(dst codec.Values, x codec.Tensor) (driver.Found, error
 		l := c.e.launchRow(k, d, s.n)
 		args := shaders.ValuesEncodeArgs{
 			X: s.view[0], Codes: s.view[1], Scales: s.view[2], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height,
-			Dim: uint32(d), Group: uint32(p.Group), Factor: uint32(factor(d)), ThreadsPerRow: uint32(l.ThreadsPerRow),
-			XType: dtypes[x.DType], ScaleType: dtypes[p.ScaleType], Norm: norm(d),
+			Dim: uint32(d), Group: uint32(p.Group), Factor: factor(d), ThreadsPerRow: uint32(l.ThreadsPerRow),
+			XType: dtypes[x.DType], ScaleType: dtypes[p.ScaleType], Norm: hadamard.Norm(d),
 		}
 		if p.Scale == codec.Search {
 			args.Search = 1
@@ -250,7 +251,7 @@ func (c *kv) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values code
 		}
 		args := c.jointArgs(s, views, dstK.DType, dstV.DType)
 		l := c.e.launchRow(k, d, s.n)
-		args.KBits, args.Factor, args.ThreadsPerRow, args.Norm = uint32(p.Keys.Bits()), uint32(factor(d)), uint32(l.ThreadsPerRow), norm(d)
+		args.KBits, args.Factor, args.ThreadsPerRow, args.Norm = uint32(p.Keys.Bits()), factor(d), uint32(l.ThreadsPerRow), hadamard.Norm(d)
 		if p.Keys.Signed() {
 			args.KSigned = 1
 		}
@@ -277,10 +278,16 @@ func (c *kv) Unrotate(dst, x codec.Tensor) (saturated int, err error) {
 		}
 		l := c.e.launchRow(k, d, s.n)
 		args := shaders.HadamardArgs{
-			X: s.view[0], Y: s.view[1], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height, Dim: uint32(d), Factor: uint32(factor(d)),
-			ThreadsPerRow: uint32(l.ThreadsPerRow), XType: dtypes[x.DType], YType: dtypes[dst.DType], Policy: policies[c.p.Policy], Norm: norm(d),
+			X: s.view[0], Y: s.view[1], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height, Dim: uint32(d), Factor: factor(d),
+			ThreadsPerRow: uint32(l.ThreadsPerRow), XType: dtypes[x.DType], YType: dtypes[dst.DType], Policy: policies[c.p.Policy], Norm: hadamard.Norm(d),
 		}
 		s.add(k, s.n, l.Grid, l.Bytes, &args, append(s.at, signs, count)...)
 		return nil
 	})
+}
+
+// factor returns the m of d = m·2^k.
+func factor(d int) uint32 {
+	m, _, _ := hadamard.Split(d)
+	return uint32(m)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/driver"
 	"github.com/turbotrellis/turbotrellis/gpu"
-	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/shaders"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
@@ -580,28 +578,6 @@ func TestLog(t *testing.T) {
 	for _, want := range []string{"kernel=values_encode_b3_any", `declined="values_encode_b3_d128: threadgroups of 16 threads"`, "rows=5"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("log %q lacks %q", log.String(), want)
-		}
-	}
-}
-
-// The constants that the kernels are told.
-func TestConstants(t *testing.T) {
-	for d, m := range map[int]int{1: 1, 64: 1, 96: 12, 192: 12, 160: 20, 20: 20, 224: 28, 28: 28, 8192: 1, 12: 12} {
-		if got := factor(d); got != m {
-			t.Errorf("factor(%d) = %d, want %d", d, got, m)
-		}
-	}
-	for d := 1; d <= 8192; d++ {
-		if !hadamard.Supported(d) {
-			continue
-		}
-		unit := make([]float32, d)
-		unit[0] = 1
-		if err := hadamard.Transform(unit); err != nil {
-			t.Fatal(err)
-		}
-		if got, want := norm(d), float32(math.Abs(float64(unit[0]))); got != want { // ±1 times the constant
-			t.Errorf("norm(%d) = %v, want %v", d, got, want)
 		}
 	}
 }

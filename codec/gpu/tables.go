@@ -136,16 +136,3 @@ func (k tableKey) data() ([]byte, error) {
 	}
 	return data, nil
 }
-
-// norm returns f32(1/√d), the constant that a transform ends with.
-func norm(d int) float32 { return float32(1 / math.Sqrt(float64(d))) }
-
-// factor returns the m of d = m·2^k.
-func factor(d int) int {
-	for _, m := range []int{12, 20, 28} {
-		if q := d / m; d%m == 0 && q&(q-1) == 0 && d&(d-1) != 0 {
-			return m
-		}
-	}
-	return 1
-}

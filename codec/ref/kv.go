@@ -2,7 +2,6 @@ package ref
 
 import (
 	"math"
-	"sync"
 
 	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
@@ -13,9 +12,6 @@ import (
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
-// eps keeps a scale of zero from dividing (docs/numerics.md §2, §4).
-const eps float32 = 1e-8
-
 // KV is the reference KV cache codec, as the front end calls it: operands are
 // not checked.
 type KV struct {
@@ -23,7 +19,6 @@ type KV struct {
 	keys   affine.KeyFormat
 	table  *lloydmax.Table
 	rot    *hadamard.Rotation
-	rows   sync.Pool // of *row
 }
 
 var _ driver.KV = (*KV)(nil)
@@ -42,9 +37,7 @@ func NewKV(p codec.KVParams) (*KV, error) {
 	if err != nil {
 		return nil, err
 	}
-	kv := &KV{params: p, keys: p.KeyFormat(), table: table, rot: rot}
-	kv.rows.New = func() any { return newRow(max(p.HeadDim, p.ValueHeadDim), p.Group) }
-	return kv, nil
+	return &KV{params: p, keys: p.KeyFormat(), table: table, rot: rot}, nil
 }
 
 // Params returns the parameters with defaults filled in.
@@ -53,8 +46,7 @@ func (c *KV) Params() codec.KVParams { return c.params }
 // EncodeKeys packs x (docs/numerics.md §1, §2, §5).
 func (c *KV) EncodeKeys(dst codec.Keys, x codec.Tensor) (driver.Found, error) {
 	d := c.params.HeadDim
-	w := c.row(d)
-	defer c.rows.Put(w)
+	w := newRow(d, c.params.Group)
 	if i := firstNonFinite(x, w.canon); i >= 0 {
 		return driver.Found{NonFinite: i, Overflow: driver.None}, nil
 	}
@@ -103,8 +95,7 @@ func (c *KV) encodeKeyRow(w *row, codes, scales, zeros []byte) int {
 // EncodeValues rotates and packs x (docs/numerics.md §1, §3, §4, §5).
 func (c *KV) EncodeValues(dst codec.Values, x codec.Tensor) (driver.Found, error) {
 	d := c.params.ValueHeadDim
-	w := c.row(d)
-	defer c.rows.Put(w)
+	w := newRow(d, c.params.Group)
 	if i := firstNonFinite(x, w.canon); i >= 0 {
 		return driver.Found{NonFinite: i, Overflow: driver.None}, nil
 	}
@@ -147,37 +138,33 @@ func (c *KV) encodeValueRow(w *row, codes, scales []byte) int {
 // the group's length.
 func (c *KV) rms(y, square []float32) float32 {
 	for i, v := range y {
-		square[i] = flush(v * v)
+		square[i] = f32.Flush(v * v)
 	}
-	return f32.Sqrt(flush(f32.TreeSum(square) * (1 / float32(len(y)))))
+	return f32.Sqrt(f32.Flush(f32.TreeSum(square) * (1 / float32(len(y)))))
 }
 
-// quantizeValues sets each index to the level nearest to y / (scale + eps).
+// quantizeValues sets each index to the level nearest to y / (scale + lloydmax.Eps).
 func (c *KV) quantizeValues(index []byte, y []float32, scale float32) {
-	se := scale + eps
+	se := scale + lloydmax.Eps
 	for i, v := range y {
-		index[i] = byte(c.table.Index(flush(v / se)))
+		index[i] = byte(c.table.Index(f32.Flush(v / se)))
 	}
 }
-
-// searchSteps are the multiples of the rms, in sixteenths, that Search tries,
-// in this order.
-var searchSteps = [...]float32{16, 15, 17, 14, 18, 13, 19, 12, 20}
 
 // search returns the stored scale of least squared error and sets index to go
 // with it. Where no candidate is finite, it is the rms that does.
 func (c *KV) search(rms float32, y []float32, index []byte, w *row) float32 {
 	best, found := rms, false
 	var bestErr float32
-	for _, step := range searchSteps {
-		s := c.params.ScaleType.Round(float32(rms * (step / 16)))
+	for _, factor := range lloydmax.SearchFactors() {
+		s := c.params.ScaleType.Round(float32(rms * factor))
 		if !f32.IsFinite(s) {
 			continue
 		}
 		c.quantizeValues(w.trial, y, s)
 		for i, v := range y {
 			e := float32(c.table.Centroid(int(w.trial[i]))*s) - v
-			w.square[i] = flush(e * e)
+			w.square[i] = f32.Flush(e * e)
 		}
 		if err := f32.TreeSum(w.square); !found || err < bestErr {
 			best, bestErr, found = s, err, true
@@ -192,8 +179,7 @@ func (c *KV) search(rms float32, y []float32, index []byte, w *row) float32 {
 
 // DecodeKeys unpacks k (docs/numerics.md §2).
 func (c *KV) DecodeKeys(dst codec.Tensor, k codec.Keys) (saturated int, err error) {
-	w := c.row(c.params.HeadDim)
-	defer c.rows.Put(w)
+	w := newRow(c.params.HeadDim, c.params.Group)
 	for r := range dst.Rows() {
 		c.decodeKeyRow(w, k, r)
 		saturated += c.store(dst, r, w.decoded)
@@ -204,8 +190,7 @@ func (c *KV) DecodeKeys(dst codec.Tensor, k codec.Keys) (saturated int, err erro
 // DecodeValues unpacks v, and rotates it back unless rotated is set
 // (docs/numerics.md §3, §4).
 func (c *KV) DecodeValues(dst codec.Tensor, v codec.Values, rotated bool) (saturated int, err error) {
-	w := c.row(c.params.ValueHeadDim)
-	defer c.rows.Put(w)
+	w := newRow(c.params.ValueHeadDim, c.params.Group)
 	for r := range dst.Rows() {
 		c.decodeValueRow(w, v, r)
 		if !rotated {
@@ -228,8 +213,7 @@ func (c *KV) Decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values, rotat
 
 // Unrotate rotates rows back (docs/numerics.md §1, §3, §4).
 func (c *KV) Unrotate(dst, x codec.Tensor) (saturated int, err error) {
-	w := c.row(c.params.ValueHeadDim)
-	defer c.rows.Put(w)
+	w := newRow(c.params.ValueHeadDim, c.params.Group)
 	for r := range x.Rows() {
 		x.LoadRow(w.decoded, r)
 		canon(w.decoded)
@@ -312,15 +296,6 @@ func newRow(dim, group int) *row {
 	}
 }
 
-// row returns scratch for a row of dim elements. c.rows.Put gives it back.
-func (c *KV) row(dim int) *row {
-	w := c.rows.Get().(*row)
-	groups := dim / len(w.square)
-	w.canon, w.rotated, w.index, w.decoded = w.canon[:dim], w.rotated[:dim], w.index[:dim], w.decoded[:dim]
-	w.scale, w.zero = w.scale[:groups], w.zero[:groups]
-	return w
-}
-
 // canon makes every element canonical (docs/numerics.md §1).
 func canon(x []float32) {
 	for i, v := range x {
@@ -336,16 +311,6 @@ func canonSigned(x []float32) {
 			x[i] = float32(math.Copysign(0, float64(v)))
 		}
 	}
-}
-
-// flush returns +0 for a magnitude below the smallest normal f32: a device
-// that flushes subnormals must not decide a bit (docs/numerics.md §1).
-func flush(x float32) float32 {
-	const smallest = 0x00800000 // bits of 2^-126
-	if math.Float32bits(x)&0x7fffffff < smallest {
-		return 0
-	}
-	return x
 }
 
 // firstNonFinite returns the index of the first element of x that is not

@@ -158,9 +158,9 @@ func (c *rowCode) encode(codes []byte, mean, gain []float32) (scale byte, overfl
 	copy(c.rotated, c.canon)
 	c.rot.Forward(c.rotated)
 	for i, y := range c.rotated {
-		c.square[i] = flush(y * y)
+		c.square[i] = f32.Flush(y * y)
 	}
-	h := pack.ToF16(f32.Sqrt(flush(laneSum(c.square) / float32(len(c.square)))))
+	h := pack.ToF16(f32.Sqrt(f32.Flush(laneSum(c.square) / float32(len(c.square)))))
 	if h&0x7c00 == 0x7c00 {
 		return 0, true
 	}
@@ -182,7 +182,7 @@ func (c *rowCode) encodeLevels(codes []byte, c0 int) byte {
 		code := min(max(c0+step, 1), maxRowScale)
 		s := rowScale(code)
 		for i, y := range c.rotated {
-			c.trial[i] = byte(c.levels.Index(flush(y / s)))
+			c.trial[i] = byte(c.levels.Index(f32.Flush(y / s)))
 		}
 		err := c.squaredError(s, func(i int) float32 { return c.levels.Centroid(int(c.trial[i])) })
 		if best == 0 || err < bestErr {
@@ -224,7 +224,7 @@ func (c *rowCode) encodeTrellis(codes []byte, c0 int) byte {
 func (c *rowCode) squaredError(s float32, value func(i int) float32) float32 {
 	for i, y := range c.rotated {
 		e := float32(value(i)*s) - y
-		c.square[i] = flush(e * e)
+		c.square[i] = f32.Flush(e * e)
 	}
 	return laneSum(c.square)
 }

@@ -344,37 +344,6 @@ func TestFaultSeededRotationNotReproducible(t *testing.T) {
 	}
 }
 
-// Reused destinations cost no allocation, for any layout of the input.
-func TestAllocs(t *testing.T) {
-	if raceEnabled {
-		t.Skip("sync.Pool drops items under the race detector")
-	}
-	for _, rule := range []codec.ScaleRule{codec.RMS, codec.Search} {
-		kv := newKV(t, codec.KVParams{HeadDim: 96, Keys: codec.Q4_0, Values: codec.Q3_0, Scale: rule})
-		x := gaussian(codec.BF16, 24, 96)
-		x.Shape, x.Stride = []int{2, 3, 4, 96}, []int{96, 2 * 96, 6 * 96, 1}
-		k, v := encode(t, kv, x)
-		spare := codec.NewTensor(codec.BF16, x.Shape...)
-		calls := map[string]func() error{
-			"EncodeKeys":   func() error { return kv.EncodeKeys(&k, x) },
-			"EncodeValues": func() error { return kv.EncodeValues(&v, x) },
-		}
-		for what, decode := range decoders(kv, k, v, x) {
-			calls[what] = func() error { return decode(spare) }
-		}
-		for what, call := range calls {
-			n := testing.AllocsPerRun(20, func() {
-				if err := call(); err != nil {
-					t.Fatal(err)
-				}
-			})
-			if n != 0 {
-				t.Errorf("%s, %v: %v allocations", what, rule, n)
-			}
-		}
-	}
-}
-
 func sameKeys(t *testing.T, what string, got, want codec.Keys) {
 	t.Helper()
 	if !slices.Equal(got.Shape, want.Shape) {

@@ -24,6 +24,21 @@ func Canon(x float32) float32 {
 	return x
 }
 
+// Epsilon is ε of docs/numerics.md §2 and §4, which keeps a scale of zero from
+// dividing.
+const Epsilon float32 = 1e-8
+
+// Flush returns x, or +0 where |x| is below 2^-126, the smallest normal number:
+// no subnormal decides a bit, so that devices that flush them agree
+// (docs/numerics.md §1). NaN and the infinities are returned unchanged.
+func Flush(x float32) float32 {
+	const smallest = 0x00800000 // bits of 2^-126
+	if math.Float32bits(x)&0x7fffffff < smallest {
+		return 0
+	}
+	return x
+}
+
 // IsFinite reports whether x is neither NaN nor an infinity.
 func IsFinite(x float32) bool {
 	return math.Float32bits(x)&0x7f800000 != 0x7f800000

@@ -1,5 +1,0 @@
-//go:build !race
-
-package ref_test
-
-const raceEnabled = false
