@@ -1,0 +1,5 @@
+//go:build !race
+
+package ref_test
+
+const raceEnabled = false
