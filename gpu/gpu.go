@@ -47,7 +47,7 @@ type Device interface {
 
 	// Run executes the dispatches in order, as one command buffer, and waits for it. Each dispatch
 	// sees what the earlier ones wrote. The duration is the device's own (GPU end less GPU start).
-	// A list that is empty, or whose dispatches all have a zero in Groups, is no work. On error the
+	// A list that is empty, or whose dispatches all have a zero in Groups, is no work and returns at once. On error the
 	// contents of every buffer that the list could write are undefined. The device stays usable
 	// unless the error is ErrLost.
 	Run(list ...Dispatch) (time.Duration, error)

@@ -32,7 +32,7 @@ const (
 //
 // An encoder's status buffer is StatusWords uint32, each StatusClear before the dispatch.
 // A word then holds the smallest offending index of the dispatch: for StatusNonFinite
-// local row · dim + column, for StatusScaleOverflow local row · groups in a row + group
+// local row · dim + column, for StatusScaleOverflow local row · groups per row + group
 // (the local row for row scales). Row0 is local row 0, so rows · dim must be below 2^32.
 const (
 	StatusNonFinite     = 0
@@ -94,7 +94,7 @@ type ValuesDecodeArgs struct {
 
 // KVDecodeArgs serves kv_decode_* and kv_inverse_*. KDim 0, and for kv_decode_* VDim 0, skips
 // that half, whose buffers may then be any.
-// KBits and KSigned are read by kv_inverse_* only; Factor, ThreadsPerRow and Norm likewise.
+// Only kv_inverse_* reads KBits, KSigned, Factor, ThreadsPerRow and Norm.
 type KVDecodeArgs struct {
 	KCodes, KScales, KZeros, KOut         View
 	VCodes, VScales, VOut                 View
@@ -123,7 +123,7 @@ type TrellisScalesArgs struct {
 }
 
 // TrellisEncodeArgs: block b of the dispatch is block Block0 + b of the matrix, row by row,
-// RowBlocks a row. SlotBytes is TrellisLaunch's. Scaled 0 takes the samples as they are;
+// RowBlocks per row. SlotBytes is TrellisLaunch's. Scaled 0 takes the samples as they are;
 // its status words index sample Block·b + t, StatusScaleOverflow one beyond ±2^60.
 // States are uint16.
 type TrellisEncodeArgs struct {

@@ -92,7 +92,7 @@ func isNaN(bits uint32) bool { return bits&0x7fffffff > 0x7f800000 }
 const CanaryLen = 4 * (canaryWords*canaryCount + canaryTail)
 
 // CheckCanary judges what the canary wrote: an error names the first thing that the device does
-// otherwise than docs/numerics.md needs. flushes reports whether it flushes f32 subnormals,
+// differently from docs/numerics.md. flushes reports whether it flushes f32 subnormals,
 // which is allowed.
 func CheckCanary(out []byte) (flushes bool, err error) {
 	if len(out) != CanaryLen {

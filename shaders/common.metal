@@ -181,7 +181,7 @@ static inline void store_eight(device uchar* p, uint type, long i, long stride, 
     store_four(p, type, i + 4 * stride, stride, wide, x + 4);
 }
 
-// ---- strided rows: [n0, n1, n2, last], offsets in 64 bits; nth is a row's number in the dispatch ----
+// ---- strided rows: [n0, n1, n2, last], offsets in 64 bits; nth numbers the rows of the dispatch ----
 
 static inline uint3 split_row(uint row, uint n1, uint n2) {
     const uint q = row / n2;

@@ -1,4 +1,4 @@
-// Strided copy, one thread an element of 1, 2 or 4 bytes: a view to compact memory, or back.
+// Strided copy, one thread per element of 1, 2 or 4 bytes: a view to compact memory, or back.
 
 template <typename T>
 static inline void copy_element(const device uchar* x, device uchar* y, constant CopyArgs& a, uint2 at) {

@@ -10,7 +10,7 @@ static inline void values_decode_eight(ulong unit, const device float* table, fl
     }
 }
 
-// One thread a unit of eight codes.
+// One thread per unit of eight codes.
 template <uint BITS>
 static inline void values_decode_unit(const device uchar* codes, const device uchar* scales, device uchar* out, const device float* table, device atomic_uint* limited, constant ValuesDecodeArgs& a, uint2 at) {
     const uint first = at.x * 8u;
@@ -25,7 +25,7 @@ static inline void values_decode_unit(const device uchar* codes, const device uc
     store_eight(out, a.out_type, row_offset(a.out, row) + long(first) * a.out.s3, a.out.s3, a.wide != 0, limits(a.policy, a.out_type), v, limited);
 }
 
-// One thread a unit of eight keys and a unit of eight values.
+// One thread per unit of eight keys and unit of eight values.
 template <uint KEY_BITS, bool SIGNED, uint BITS>
 static inline void kv_decode_unit(const device uchar* k_codes, const device uchar* k_scales, const device uchar* k_zeros, const device uchar* v_codes, const device uchar* v_scales, device uchar* k_out, device uchar* v_out, const device float* table, device atomic_uint* limited, constant KVDecodeArgs& a, uint2 at) {
     if (at.y >= a.rows) {
@@ -53,7 +53,7 @@ static inline void kv_decode_unit(const device uchar* k_codes, const device ucha
     }
 }
 
-// The keys of one row, by `simds` SIMD-groups of which this is number `simd`: a lane an element.
+// The keys of one row, by `simds` SIMD-groups, of which this is number `simd`; one lane per element.
 static inline void kv_keys_row(const device uchar* codes, const device uchar* scales, const device uchar* zeros, device uchar* out, device atomic_uint* limited, constant KVDecodeArgs& a, uint3 row, bool active, uint simd, uint simds, uint lane) {
     const long code_in = row_offset(a.k_codes, row);
     const long scale_in = row_offset(a.k_scales, row);
@@ -97,7 +97,7 @@ static inline void kv_value_store(device uchar* out, const device uint* signs, c
     store_float(out, a.v_type, i + long(j) * a.v_out.s3, negate_if(v, sign_bit(signs, j)));
 }
 
-// v_dim = 32·E, one row a SIMD-group.
+// v_dim = 32·E, one row per SIMD-group.
 template <uint BITS, uint E>
 static inline void kv_inverse_lanes(const device uchar* k_codes, const device uchar* k_scales, const device uchar* k_zeros, const device uchar* v_codes, const device uchar* v_scales, device uchar* k_out, device uchar* v_out, const device float* table, const device uint* signs, device atomic_uint* limited, constant KVDecodeArgs& a, uint nth, uint lane) {
     const bool active = nth < a.rows;

@@ -10,7 +10,7 @@ static inline void hadamard_store(device uchar* y, const device uint* signs, con
     store_float(y, a.y_type, i, v);
 }
 
-// dim = 32·E, one row a SIMD-group.
+// dim = 32·E, one row per SIMD-group.
 template <uint E>
 static inline void hadamard_lanes(const device uchar* x, device uchar* y, const device uint* signs, device atomic_uint* limited, constant HadamardArgs& a, uint nth, uint lane) {
     const bool active = nth < a.rows;
@@ -36,7 +36,7 @@ static inline void hadamard_lanes(const device uchar* x, device uchar* y, const 
     }
 }
 
-// Any dim that fits in threadgroup memory, threads_per_row threads a row.
+// Any dim that fits in threadgroup memory, threads_per_row threads per row.
 static inline void hadamard_row(const device uchar* x, device uchar* y, const device uint* signs, device atomic_uint* limited, constant HadamardArgs& a, threadgroup float* memory, uint group, uint thread_index, uint threads, uint lane) {
     const uint in_group = thread_index / a.threads_per_row;
     const uint t = thread_index - in_group * a.threads_per_row;

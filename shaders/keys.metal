@@ -5,7 +5,7 @@ static inline float key_max() {
     return SIGNED ? float((1u << (BITS - 1u)) - 1u) : float((1u << BITS) - 1u);
 }
 
-// One row a SIMD-group; a lane holds one element of a group of 32, two of 64.
+// One row per SIMD-group; a lane holds one element of a group of 32, two of 64.
 template <uint BITS, bool SIGNED>
 static inline void keys_encode_row(const device uchar* x, device uchar* codes, device uchar* scales, device uchar* zeros, device atomic_uint* status, constant KeysEncodeArgs& a, uint nth, uint lane) {
     const bool active = nth < a.rows;
@@ -90,7 +90,7 @@ static inline void keys_encode_row(const device uchar* x, device uchar* codes, d
     }
 }
 
-// One thread a unit of eight codes.
+// One thread per unit of eight codes.
 template <uint BITS, bool SIGNED>
 static inline void keys_decode_unit(const device uchar* codes, const device uchar* scales, const device uchar* zeros, device uchar* out, device atomic_uint* limited, constant KeysDecodeArgs& a, uint2 at) {
     const uint first = at.x * 8u;

@@ -16,7 +16,7 @@ type Grid struct {
 	Groups, Threads [3]int
 }
 
-// ElementGrid lays threads over rows of `units` work items: 8 elements of keys_decode,
+// ElementGrid assigns threads to rows of `units` work items: 8 elements of keys_decode,
 // values_decode and kv_decode (the longer of the two), 4 of trellis_expand4, 1 of the rest.
 func ElementGrid(units, rows, maxThreads int) Grid {
 	threads := min(256, maxThreads)
@@ -25,7 +25,7 @@ func ElementGrid(units, rows, maxThreads int) Grid {
 	return Grid{Groups: [3]int{ceil(units, x), ceil(rows, y), 1}, Threads: [3]int{x, y, 1}}
 }
 
-// LaneGrid lays a SIMD-group over each row.
+// LaneGrid assigns a SIMD-group to each row.
 func LaneGrid(rows, maxThreads int) Grid {
 	threads := min(LaneThreads, maxThreads&^31)
 	return Grid{Groups: [3]int{ceil(rows, threads/32), 1, 1}, Threads: [3]int{threads, 1, 1}}
@@ -38,8 +38,8 @@ type RowPlan struct {
 	Bytes         int // threadgroup memory 0, a multiple of 16
 }
 
-// RowLaunch lays threads over rows of dim f32 in threadgroup memory. It fails where a row
-// does not fit in memory bytes of it.
+// RowLaunch assigns threads to rows of dim f32 in threadgroup memory. It fails if a row does
+// not fit in memory bytes of it.
 func RowLaunch(dim, rows, maxThreads, memory int) (RowPlan, error) {
 	if 4*dim > memory {
 		return RowPlan{}, fmt.Errorf("shaders: a row of %d f32 needs %d bytes of threadgroup memory, the device has %d", dim, 4*dim, memory)
@@ -58,7 +58,7 @@ func RowLaunch(dim, rows, maxThreads, memory int) (RowPlan, error) {
 // A TrellisPlan is the launch of trellis_encode_*.
 type TrellisPlan struct {
 	Kernel    string
-	Threads   int    // a threadgroup
+	Threads   int    // in a threadgroup
 	Bytes     int    // threadgroup memory 0
 	SlotBytes uint64 // scratch for each threadgroup of the grid
 }
@@ -98,7 +98,7 @@ func TrellisLaunch(stateBits, k, block, maxThreads, memory int) TrellisPlan {
 	return TrellisPlan{Kernel: "trellis_encode_device", Threads: threads, Bytes: 256, SlotBytes: align16(slot + 8*uint64(states))}
 }
 
-// TileGrid lays threads over whole tiles of rowTile interleaved rows, four weights a thread.
+// TileGrid assigns threads to whole tiles of rowTile interleaved rows, four weights per thread.
 func TileGrid(rows, cols, rowTile, maxThreads int) Grid {
 	threads := min(256, maxThreads)
 	work := ceil(rows, rowTile) * rowTile * (cols / 4)

@@ -6,24 +6,24 @@ import (
 )
 
 // ops describes each operation for the kernel table: what a threadgroup holds, and the bytes
-// moved an element, with b bits a code, x and y the input's and output's element size, s the
+// moved per element, with b bits per code, x and y the input's and output's element size, s the
 // scale's size, G the group.
 var ops = []struct{ op, does, threads, memory, moved, barriers string }{
 	{"canary", "device self-test", "32", "none", "not applicable", "0"},
-	{"hadamard", "inverse rotation of rows that are not packed", "d: 256, 32 a row; any: max(32, d/8) a row, 256 or more together", "d: none; any: 4·dim a row", "x + y", "d: 0; any: 1 + passes"},
-	{"keys_encode", "keys to codes, scales, zeros", "256, 32 a row", "none", "x + b/8 + 2s/G", "0"},
-	{"keys_decode", "codes to keys", "256, one 8 elements", "none", "b/8 + 2s/G + y", "0"},
-	{"values_encode", "canon, rotate, scale, index, pack in one pass", "d: 256, 32 a row; any: max(32, d/8) a row, 256 or more together", "d: none; any: 4·dim a row", "x + b/8 + s/G", "d: 0; any: 1 + passes"},
-	{"values_decode", "codes to rotated values", "256, one 8 elements", "none", "b/8 + s/G + y", "0"},
-	{"kv_decode", "keys and rotated values together", "256, one 8 keys and 8 values", "none", "keys_decode and values_decode", "0"},
-	{"kv_inverse", "keys, and values rotated back", "d: 256, 32 a row; any: max(32, d/8) a row, 256 or more together", "d: none; any: 4·dim a row", "keys_decode and values_decode", "d: 0; any: 1 + passes"},
-	{"trellis_scales", "row scales", "256, 32 a row", "none", "x", "0"},
-	{"trellis_refit", "refitted row scales", "256, 32 a row", "none", "x + 2", "0"},
-	{"trellis_encode", "Viterbi, one threadgroup a block", "k: 2^L/4 (k = 8: 2^L/8), 1024 at L = 12; any, device: up to 2^(L−k)", "k: 8·2^L, 32 KiB at L = 12; any: 256 + 8·2^L; device: 256", "x + b/8, and in scratch 2^(L−k) a pass (device: 8·2^L more)", "3 + T a pass, 2 a block"},
-	{"trellis_expand", "weights of packed blocks, one window each", "256, one an element", "none", "b/8 + y", "0"},
-	{"trellis_expand4", "four weights from one window", "256, one 4 elements", "none", "b/8 + y", "0"},
-	{"trellis_tile", "the same over interleaved codes, tiles of rows", "256, one 4 elements", "none", "b/8 + y", "0"},
-	{"copy", "strided copy of 1, 2 or 4 byte elements", "256, one an element", "none", "2x", "0"},
+	{"hadamard", "inverse rotation of rows that are not packed", "d: 256, 32 per row; any: max(32, d/8) per row, at least 256 per threadgroup", "d: none; any: 4·dim per row", "x + y", "d: 0; any: 1 + passes"},
+	{"keys_encode", "keys to codes, scales, zeros", "256, 32 per row", "none", "x + b/8 + 2s/G", "0"},
+	{"keys_decode", "codes to keys", "256, 8 elements per thread", "none", "b/8 + 2s/G + y", "0"},
+	{"values_encode", "canon, rotate, scale, index, pack in one pass", "d: 256, 32 per row; any: max(32, d/8) per row, at least 256 per threadgroup", "d: none; any: 4·dim per row", "x + b/8 + s/G", "d: 0; any: 1 + passes"},
+	{"values_decode", "codes to rotated values", "256, 8 elements per thread", "none", "b/8 + s/G + y", "0"},
+	{"kv_decode", "keys and rotated values together", "256, 8 keys and 8 values per thread", "none", "keys_decode and values_decode", "0"},
+	{"kv_inverse", "keys, and values with the rotation undone", "d: 256, 32 per row; any: max(32, d/8) per row, at least 256 per threadgroup", "d: none; any: 4·dim per row", "keys_decode and values_decode", "d: 0; any: 1 + passes"},
+	{"trellis_scales", "row scales", "256, 32 per row", "none", "x", "0"},
+	{"trellis_refit", "refitted row scales", "256, 32 per row", "none", "x + 2", "0"},
+	{"trellis_encode", "Viterbi search, one threadgroup per block", "k: 2^L/4 (k = 8: 2^L/8), 1024 at L = 12; any, device: up to 2^(L−k)", "k: 8·2^L, 32 KiB at L = 12; any: 256 + 8·2^L; device: 256", "x + b/8, and in scratch 2^(L−k) per pass (device: 8·2^L more)", "3 + T per pass, 2 per block"},
+	{"trellis_expand", "weights of packed blocks, one window per weight", "256, one element per thread", "none", "b/8 + y", "0"},
+	{"trellis_expand4", "four weights from one window", "256, 4 elements per thread", "none", "b/8 + y", "0"},
+	{"trellis_tile", "the same over interleaved codes, tiles of rows", "256, 4 elements per thread", "none", "b/8 + y", "0"},
+	{"copy", "strided copy of 1, 2 or 4 byte elements", "256, one element per thread", "none", "2x", "0"},
 }
 
 // Table returns the kernel table of docs/metal.md in Markdown.
@@ -33,9 +33,9 @@ func Table() string {
 		kernels[v.Op]++
 	}
 	var b strings.Builder
-	b.WriteString("b: bits a code. x, y: bytes of an input and an output element. s: bytes of a scale. G: group.\n" +
-		"passes: ⌈log2(dim/m)/3⌉, and one more for m = 12, 20, 28.\n\n" +
-		"| operation | kernels | what | threads in a threadgroup | threadgroup memory, bytes | bytes moved an element | barriers |\n|---|---|---|---|---|---|---|\n")
+	b.WriteString("b: bits per code. x, y: bytes of an input and an output element. s: bytes of a scale. G: group.\n" +
+		"passes: ⌈log2(dim/m)/3⌉, plus one for m = 12, 20, 28.\n\n" +
+		"| operation | kernels | what | threads in a threadgroup | threadgroup memory, bytes | bytes moved per element | barriers |\n|---|---|---|---|---|---|---|\n")
 	for _, o := range ops {
 		fmt.Fprintf(&b, "| %s | %d | %s | %s | %s | %s | %s |\n", o.op, kernels[o.op], o.does, o.threads, o.memory, o.moved, o.barriers)
 	}

@@ -36,7 +36,7 @@ static inline float code_value(uint state, uint code, const device float* table)
     return table[state];
 }
 
-// ---- row scales: one row a SIMD-group ----
+// ---- row scales: one row per SIMD-group ----
 
 static inline void trellis_scales_row(const device uchar* w, device ushort* scales, device atomic_uint* status, constant TrellisScalesArgs& a, uint nth, uint lane) {
     const bool active = nth < a.rows;
@@ -100,7 +100,7 @@ static inline void trellis_refit_row(const device uchar* w, const device ushort*
     }
 }
 
-// ---- Viterbi: one threadgroup a block ----
+// ---- Viterbi: one threadgroup per block ----
 //
 // A step takes metrics g over all 2^L states to the next ones. States n that share
 // n >> k share their predecessors n >> k + m·2^(L−k), so the work of a step is 2^(L−k)
@@ -178,7 +178,7 @@ static inline void trellis_trace(const device uchar* back, device uint* states, 
 
 // The forward pass with everything in registers and threadgroup memory: K is fixed, a
 // thread owns I items of Q states, 2^K / Q lanes of a SIMD-group share a group. One barrier
-// a step. Returns the final state.
+// per step. Returns the final state.
 template <uint K, uint Q, uint I>
 static inline uint trellis_forward(const device float* samples, uint first, const device float* table, device uchar* back, constant TrellisEncodeArgs& a, bool pinned, uint overlap, threadgroup float* metrics, uint thread_index, uint threads, uint lane) {
     const uint lanes = (1u << K) / Q;
@@ -463,7 +463,7 @@ static inline ulong trellis_window(const device uint* codes, long in, long strid
     return (ulong(lo) | (ulong(hi) << 32)) >> (bit & 31u);
 }
 
-// One thread an element.
+// One thread per element.
 template <uint K>
 static inline void trellis_expand_element(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint2 at) {
     if (at.x >= a.cols || at.y >= a.rows) {

@@ -7,17 +7,17 @@ import (
 	"sync"
 )
 
-// A Launch is a way to lay threads over the work.
+// A Launch is a way to assign threads to the work.
 type Launch int
 
 const (
 	// Elements: a 2-D grid, x over a row's units, y over rows: ElementGrid.
 	Elements Launch = iota
-	// Lanes: a SIMD-group of 32 a row, LaneThreads a threadgroup: LaneGrid.
+	// Lanes: a SIMD-group of 32 per row, LaneThreads per threadgroup: LaneGrid.
 	Lanes
-	// Rows: ThreadsPerRow threads a row in threadgroup memory: RowLaunch.
+	// Rows: ThreadsPerRow threads per row, in threadgroup memory: RowLaunch.
 	Rows
-	// Blocks: a threadgroup a trellis block: TrellisLaunch.
+	// Blocks: a threadgroup per trellis block: TrellisLaunch.
 	Blocks
 	// Tiles: a 1-D grid over interleaved trellis blocks: TileGrid.
 	Tiles

@@ -23,7 +23,7 @@ func (e *engine) unsupported(format string, args ...any) error {
 }
 
 // failed returns what a call reports when the device fails. It is not about the call's input, so it wraps the
-// error of package gpu and is no *codec.Error, unless no kernel can run here.
+// error of package gpu and is not a *codec.Error, unless no kernel can run here.
 func (e *engine) failed(err error) error {
 	var typed *codec.Error
 	switch {

@@ -148,7 +148,7 @@ func write(buf gpu.Buffer, n int, f func(b []byte)) error {
 	return buf.Upload(0, b)
 }
 
-// read gives f the first n bytes of buf, likewise.
+// read gives the first n bytes of buf to f: in place where the memory is shared.
 func read(buf gpu.Buffer, n int, f func(b []byte)) error {
 	b := buf.Bytes()
 	if b == nil {

@@ -14,7 +14,7 @@ import (
 const (
 	stageBytes = 256 << 20 // of one operand, copied at a time
 	idleBytes  = 256 << 20 // kept for later calls
-	feedBytes  = 64 << 20  // of input in a call, as Feed asks for
+	feedBytes  = 64 << 20  // of input per call, as Feed asks for
 )
 
 // pool keeps buffers between calls, in sizes of powers of two.

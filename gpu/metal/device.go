@@ -350,8 +350,8 @@ func (d *device) Run(list ...gpu.Dispatch) (time.Duration, error) {
 		return 0, nil
 	}
 
-	// Metal has no wait with a limit, so it waits beside. When it is given up, the objects stay alive
-	// until it comes back, if ever: the kernels may still be running.
+	// Metal cannot wait with a limit, so another goroutine waits. When the run is given up, its objects
+	// stay alive until that goroutine returns, if ever: the kernels may still be running.
 	type outcome struct {
 		spent time.Duration
 		err   error

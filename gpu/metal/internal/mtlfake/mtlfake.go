@@ -169,7 +169,7 @@ func (r *Runtime) autorelease(id mtl.ID) mtl.ID {
 func (r *Runtime) get(id mtl.ID) *object {
 	o := r.objects[id]
 	if o == nil {
-		panic(fmt.Sprintf("mtlfake: message to %#x, which is no object or gone", uintptr(id)))
+		panic(fmt.Sprintf("mtlfake: message to %#x: not a live object", uintptr(id)))
 	}
 	return o
 }
