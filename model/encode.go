@@ -11,6 +11,7 @@ import (
 	"math"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,9 +82,8 @@ type Plan struct {
 	NoHessian      []string // matrices that are coded without one
 	UnusedHessians []string // Hessians that belong to no selected matrix
 
-	model   *Model
-	opts    EncodeOptions
-	checked map[trellis.Params]bool
+	model *Model
+	opts  EncodeOptions
 }
 
 // PlanEncode decides which tensors of m will be coded and how. Errors wrap
@@ -201,7 +201,10 @@ func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
 	if params.K == 0 {
 		return Planned{}, fmt.Errorf("%w: no number of bits is given for it", ErrTensor)
 	}
-	if err := p.encodable(params); err != nil {
+	if params.FreeEnds {
+		return Planned{}, fmt.Errorf("%w: free-ended blocks have no packed form", trellis.ErrParams)
+	}
+	if err := params.ValidateEncoder(); err != nil {
 		return Planned{}, err
 	}
 	g := trellis.Geometry{Axis: p.opts.Axis, Out: t.Shape[0], In: t.Shape[1]}
@@ -234,24 +237,6 @@ func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
 		Hessian:   weighed,
 		file:      file, params: params, geom: g, info: t, hess: hess,
 	}, nil
-}
-
-// encodable checks parameters, the encoder's limits among them.
-func (p *Plan) encodable(params trellis.Params) error {
-	if p.checked[params] {
-		return nil
-	}
-	if params.FreeEnds {
-		return fmt.Errorf("%w: free-ended blocks have no packed form", trellis.ErrParams)
-	}
-	if _, err := trellis.NewEncoder(params); err != nil {
-		return err
-	}
-	if p.checked == nil {
-		p.checked = map[trellis.Params]bool{}
-	}
-	p.checked[params] = true
-	return nil
 }
 
 // RunOptions say how a model is written; the bytes do not depend on them.
@@ -603,7 +588,7 @@ func (e *encoder) job(m *Model, t Planned) (job, error) {
 			}
 			r := TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
 			if t.Hessian {
-				err = e.withFeedback(ctx, t, hessian, w, s, &r, done)
+				err = e.withFeedback(ctx, t, c, hessian, w, s, &r, done)
 			} else {
 				r.Error, err = w.code(ctx, e.feed, t.params, c, 1, s, done)
 			}
@@ -625,14 +610,15 @@ func (e *encoder) hessian(t Planned) ([]byte, error) {
 
 // withFeedback codes a matrix against its Hessian. On axis 1 the rows are coded
 // apart; on axis 0 each feeds back to those before it.
-func (e *encoder) withFeedback(ctx context.Context, t Planned, hessian []byte, w *weights, s *scratch, r *TensorResult, done func(int64)) error {
+func (e *encoder) withFeedback(ctx context.Context, t Planned, k codec.Trellis, hessian []byte, w *weights, s *scratch, r *TensorResult, done func(int64)) error {
 	f, err := prepare(ctx, t.hess, hessian, t.params, t.Axis)
 	if err != nil {
 		return err
 	}
-	fewest := feedbackRows
+	calls, fewest := cap(e.feed.calls), feedbackRows
+	f.run = ldlq.Run{Blocks: paths{k}, Calls: 1, Workers: max(1, runtime.GOMAXPROCS(0)/calls)}
 	if t.Axis == 0 {
-		fewest, f.workers = max(1, t.geom.Rows()), cap(e.feed.calls)
+		fewest, f.run.Calls, f.run.Workers = max(1, t.geom.Rows()), calls, runtime.GOMAXPROCS(0)
 	}
 	if r.Error, err = w.code(ctx, e.feed, t.params, f, fewest, s, done); err != nil {
 		return err

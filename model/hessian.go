@@ -19,12 +19,12 @@ import (
 const hessianSuffix = ".hessian"
 
 // feedbackRows is the fewest rows worth a call of the feedback coder, which
-// goes through the Hessian's factor once for as many.
+// goes through the Hessian's factor once for all rows of a call.
 const feedbackRows = 32
 
-// Hessians are the second moments XᵀX/n of the inputs of matrices, by which
-// their coding is weighed (package ldlq): tensors <base>.weight.hessian, [In, In],
-// F32, F16 or BF16, of one safetensors file or of all in a directory.
+// Hessians are the second moments XᵀX/n of the inputs of matrices, which weight
+// the errors of their coding (package ldlq): tensors <base>.weight.hessian,
+// [In, In], F32, F16 or BF16, in one safetensors file or in all of a directory.
 type Hessians struct {
 	path    string
 	origins []origin
@@ -110,14 +110,26 @@ func (h *Hessians) Close() error {
 	return errors.Join(errs...)
 }
 
-// feedback codes one matrix against its Hessian.
+// feedback codes one matrix against its Hessian, with a backend's paths.
 type feedback struct {
 	*ldlq.Feedback
-	params  trellis.Params
-	workers int
+	params trellis.Params
+	run    ldlq.Run
 
 	mu     sync.Mutex // guards report
 	report ldlq.Report
+}
+
+// paths is ldlq.Blocks over a backend's codec.
+type paths struct{ codec.Trellis }
+
+func (p paths) EncodeBlocks(ctx context.Context, states []uint16, samples []float32) error {
+	x := codec.NewTensor(codec.F32, len(samples))
+	for i, v := range samples {
+		codec.F32.Store(x.Data[4*i:], v)
+	}
+	x.Shape = []int{len(samples) / p.Params().T, p.Params().T}
+	return p.Trellis.EncodeBlocks(ctx, states, x)
 }
 
 // floats returns the values of a tensor, whose bytes are data.
@@ -132,22 +144,21 @@ func floats(t safetensors.Info, data []byte) []float64 {
 
 // prepare factors the Hessian t, whose bytes are data.
 func prepare(ctx context.Context, t safetensors.Info, data []byte, p trellis.Params, axis int) (*feedback, error) {
-	h := floats(t, data)
-	f, err := ldlq.Prepare(ctx, h, t.Shape[0], ldlq.Options{Block: ldlq.BlockFor(p, axis)})
+	f, err := ldlq.Prepare(ctx, floats(t, data), t.Shape[0], ldlq.Options{Block: ldlq.BlockFor(p, axis)})
 	if err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
-	return &feedback{Feedback: f, params: p, workers: 1}, nil
+	return &feedback{Feedback: f, params: p}, nil
 }
 
 // Encode has the form of codec.Trellis's.
-func (f *feedback) Encode(_ context.Context, dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
+func (f *feedback) Encode(ctx context.Context, dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
 	w := make([]float32, x.Len())
 	for r := range x.Rows() {
 		x.LoadRow(w[r*x.Dim():][:x.Dim()], r)
 	}
 	out := make([]float32, len(w))
-	rep, err := f.Feedback.Encode(dst, out, w, f.params, g, f.workers)
+	rep, err := f.Feedback.Encode(ctx, dst, out, w, f.params, g, f.run)
 	if err != nil {
 		return err
 	}

@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 	"github.com/turbotrellis/turbotrellis/trellis"
 	"github.com/turbotrellis/turbotrellis/trellis/ldlq"
@@ -87,8 +89,12 @@ func TestHessian(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		e, err := trellis.NewEncoder(p)
+		if err != nil {
+			t.Fatal(err)
+		}
 		var want trellis.Matrix
-		report, err := f.Encode(&want, nil, values(x.w), p, trellis.Geometry{Axis: axis, Out: x.w.shape[0], In: x.w.shape[1]}, 1)
+		report, err := f.Encode(context.Background(), &want, nil, values(x.w), p, trellis.Geometry{Axis: axis, Out: x.w.shape[0], In: x.w.shape[1]}, ldlq.Run{Blocks: singly{e}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,5 +175,80 @@ func TestHessianRefused(t *testing.T) {
 	put(t, filepath.Join(dir, "1.safetensors"), "PK\x03\x04")
 	if _, err := OpenHessians(dir); !errors.Is(err, safetensors.ErrNotSafetensors) {
 		t.Errorf("another type of file: %v", err)
+	}
+}
+
+// singly codes block after block with package trellis.
+type singly struct{ *trellis.Encoder }
+
+func (s singly) EncodeBlocks(_ context.Context, states []uint16, samples []float32) error {
+	n := s.Params().T
+	for b := 0; b < len(samples); b += n {
+		if err := s.EncodeBlock(states[b:][:n], samples[b:][:n]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// counting counts the calls of a backend that code blocks and matrices.
+type counting struct {
+	codec.Backend
+	feed          codec.Feed
+	mu            sync.Mutex
+	blocks, whole int
+}
+
+type countingTrellis struct {
+	codec.Trellis
+	c *counting
+}
+
+func (c *counting) Feed() codec.Feed { return c.feed }
+
+func (c *counting) Trellis(p trellis.Params) (codec.Trellis, error) {
+	k, err := c.Backend.Trellis(p)
+	return countingTrellis{k, c}, err
+}
+
+func (k countingTrellis) EncodeBlocks(ctx context.Context, states []uint16, x codec.Tensor) error {
+	k.c.mu.Lock()
+	k.c.blocks++
+	k.c.mu.Unlock()
+	return k.Trellis.EncodeBlocks(ctx, states, x)
+}
+
+func (k countingTrellis) Encode(ctx context.Context, dst *trellis.Matrix, recon, x codec.Tensor, g trellis.Geometry) error {
+	k.c.mu.Lock()
+	k.c.whole++
+	k.c.mu.Unlock()
+	return k.Trellis.Encode(ctx, dst, recon, x, g)
+}
+
+// The paths of a matrix with a Hessian are found by the backend, in calls as large as it asks for.
+func TestHessianBackend(t *testing.T) {
+	dir := t.TempDir()
+	in, h, want := filepath.Join(dir, "in"), filepath.Join(dir, "h"), filepath.Join(dir, "want")
+	writeFile(t, in, nil, normal("a.weight", "F32", 100, 64))
+	writeFile(t, h, nil, gram("a.weight.hessian", 64))
+	encode(t, in, want, hessianOpts(t, h))
+	for name, c := range map[string]struct {
+		feed   codec.Feed
+		blocks int // calls
+	}{
+		// All rows at once: a call for each of two blocks of columns, and one without feedback.
+		"large": {codec.Feed{Bytes: 64 << 20, Calls: 1}, 3},
+		// 32, 32, 32 and 4 rows.
+		"small": {codec.Feed{Bytes: 1, Calls: 1}, 4 * 3},
+	} {
+		b := &counting{Backend: ref.New(), feed: c.feed}
+		out := filepath.Join(dir, name)
+		if _, err := plan(t, in, hessianOpts(t, h)).Encode(context.Background(), out, RunOptions{Backend: b}); err != nil {
+			t.Fatal(err)
+		}
+		same(t, tree(t, out), tree(t, want))
+		if b.whole != 0 || b.blocks != c.blocks {
+			t.Errorf("%s: %d calls for blocks, want %d, and %d for matrices", name, b.blocks, c.blocks, b.whole)
+		}
 	}
 }

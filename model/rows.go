@@ -14,11 +14,12 @@ import (
 // short enough for progress to flow.
 const chunkTime = 200 * time.Millisecond
 
-// feeder cuts matrices into calls of a backend, of the size that it asks for, and bounds the calls of all
-// matrices together.
+// feeder cuts matrices into calls of a backend, of the size that it asks for as long as they are short, and
+// bounds the calls of all matrices together.
 type feeder struct {
-	bytes int           // of input per call, at most
+	most  int           // bytes of input per call
 	calls chan struct{} // holds a token for each call in progress
+	bytes *atomic.Int64 // of the next call's input: it follows the time that calls take
 }
 
 func newFeeder(f codec.Feed) feeder {
@@ -28,7 +29,9 @@ func newFeeder(f codec.Feed) feeder {
 	if f.Calls < 1 {
 		f.Calls = runtime.GOMAXPROCS(0)
 	}
-	return feeder{f.Bytes, make(chan struct{}, f.Calls)}
+	n := feeder{f.Bytes, make(chan struct{}, f.Calls), new(atomic.Int64)}
+	n.bytes.Store(int64(min(f.Bytes, 1<<16)))
+	return n
 }
 
 // span is some consecutive rows of a matrix.
@@ -37,17 +40,14 @@ type span struct{ first, rows int }
 // rows splits n rows into spans of at least fewest rows (the last may be shorter) and calls work on them
 // concurrently, each time with a slot of its own. The error is that of the first span that fails.
 func (f feeder) rows(ctx context.Context, slots []slot, n, rowBytes, fewest int, work func(ctx context.Context, s *slot, r span) error) error {
-	most := max(fewest, f.bytes/max(1, rowBytes))
-	var size atomic.Int64 // of the next span; it grows while calls are short
-	size.Store(int64(fewest))
 	spans := func(yield func(span) bool) {
 		for r := (span{}); r.first < n; r.first += r.rows {
-			r.rows = int(size.Load())
+			r.rows = int(f.bytes.Load()) / max(1, rowBytes)
 			if len(slots) > 1 {
 				// The last spans are short, so that all calls end together.
-				r.rows = max(fewest, min(r.rows, (n-r.first)/(2*len(slots))))
+				r.rows = min(r.rows, (n-r.first)/(2*len(slots)))
 			}
-			r.rows = min(r.rows, n-r.first)
+			r.rows = min(max(fewest, r.rows), n-r.first)
 			if !yield(r) {
 				return
 			}
@@ -59,11 +59,14 @@ func (f feeder) rows(ctx context.Context, slots []slot, n, rowBytes, fewest int,
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		begun := time.Now()
+		begun, size := time.Now(), f.bytes.Load()
 		err := work(ctx, s, r)
 		<-f.calls
-		if time.Since(begun) < chunkTime/2 {
-			size.CompareAndSwap(int64(r.rows), int64(min(2*r.rows, most)))
+		switch took := time.Since(begun); {
+		case took < chunkTime/2 && int64(r.rows)*int64(rowBytes) > size/2: // else a longer span tells nothing
+			f.bytes.CompareAndSwap(size, min(2*size, int64(f.most)))
+		case took > 2*chunkTime:
+			f.bytes.CompareAndSwap(size, max(size/2, 1))
 		}
 		return err
 	})

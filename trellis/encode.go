@@ -9,9 +9,9 @@ const (
 	// pinned is the score of a state that the overlap excludes.
 	pinned float32 = -1e30
 
-	// maxSample keeps every score of a block far above pinned: 2^25 steps of
+	// MaxSample bounds the size of a sample. It keeps every score of a block far above pinned: 2^25 steps of
 	// 2·2^60·|f|, |f| < 8, stay below 2^89.
-	maxSample = 1 << 60
+	MaxSample = 1 << 60
 
 	// maxBack bounds an encoder's back-pointers, in bytes.
 	maxBack = 1 << 25
@@ -95,7 +95,7 @@ func (e *Encoder) EncodeBlock(states []uint16, x []float32) error {
 		if !f32.IsFinite(v) {
 			return &ValueError{Index: i, Value: v, Err: ErrNonFinite}
 		}
-		if v > maxSample || v < -maxSample {
+		if v > MaxSample || v < -MaxSample {
 			return &ValueError{Index: i, Value: v, Err: ErrSampleRange}
 		}
 	}

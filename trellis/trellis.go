@@ -82,7 +82,9 @@ var policies = []string{Finite: "finite", Compat: "compat"}
 func (p Policy) String() string { return enum.String("Policy", policies, int(p)) }
 
 // MarshalText returns what String does, or an error for an unknown policy.
-func (p Policy) MarshalText() ([]byte, error) { return enum.Marshal("Policy", "policy", policies, int(p)) }
+func (p Policy) MarshalText() ([]byte, error) {
+	return enum.Marshal("Policy", "policy", policies, int(p))
+}
 
 // UnmarshalText reads finite or compat.
 func (p *Policy) UnmarshalText(text []byte) error {

@@ -142,7 +142,7 @@ func TestWrap(t *testing.T) {
 				case 1:
 					x[i] = float32(r.IntN(5)-2) / 2
 				case 2:
-					x[i] = float32(r.IntN(3)-1) * maxSample
+					x[i] = float32(r.IntN(3)-1) * MaxSample
 				case 3:
 					x[i] = float32(r.IntN(3)-1) * math.SmallestNonzeroFloat32
 				case 4:

@@ -12,7 +12,10 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/turbotrellis/turbotrellis/internal/vectors"
@@ -60,6 +63,42 @@ func gauss(r *rand.Rand, n int, scale float64) []float32 {
 	return x
 }
 
+// encoders is Blocks over package trellis. It counts calls, and refuses what Encode must not ask for.
+type encoders struct {
+	p     trellis.Params
+	pool  sync.Pool
+	calls atomic.Int64
+}
+
+func (e *encoders) EncodeBlocks(ctx context.Context, states []uint16, samples []float32) error {
+	e.calls.Add(1)
+	if len(states) != len(samples) || len(samples)%e.p.T != 0 {
+		return fmt.Errorf("%d states for %d samples", len(states), len(samples))
+	}
+	enc, ok := e.pool.Get().(*trellis.Encoder)
+	if !ok {
+		var err error
+		if enc, err = trellis.NewEncoder(e.p); err != nil {
+			return err
+		}
+	}
+	defer e.pool.Put(enc)
+	for b := 0; b < len(samples); b += e.p.T {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := enc.EncodeBlock(states[b:][:e.p.T], samples[b:][:e.p.T]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// paths is a Run over package trellis with as many calls as workers.
+func paths(p trellis.Params, workers int) Run {
+	return Run{Blocks: &encoders{p: p}, Calls: workers, Workers: workers}
+}
+
 // encode codes w and checks what holds of every result.
 func encode(t *testing.T, w []float32, h []float64, p trellis.Params, g trellis.Geometry, o Options, workers int) (trellis.Matrix, []float32, Report) {
 	t.Helper()
@@ -72,7 +111,7 @@ func encode(t *testing.T, w []float32, h []float64, p trellis.Params, g trellis.
 	guarded := slices.Repeat([]float32{7}, len(w)+2)
 	recon := guarded[1 : len(w)+1]
 	before := slices.Clone(w)
-	r, err := f.Encode(&m, recon, w, p, g, workers)
+	r, err := f.Encode(context.Background(), &m, recon, w, p, g, paths(p, workers))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -509,14 +548,18 @@ func TestEncodeErrors(t *testing.T) {
 		{"Hessian", prepare(8, 8), nil, w, tiny, g, 1, ErrShape, "Hessian [8, 8] for weights [16, 16]"},
 		{"blocks, axis 1", single, nil, w, tiny, g, 1, ErrShape, "blocks of 1 columns, want 8 on axis 1"},
 		{"blocks, axis 0", good, nil, w, tiny, along(0), 1, ErrShape, "blocks of 8 columns, want 1 on axis 0"},
-		{"workers", good, nil, w, tiny, g, 0, ErrOptions, "0 workers"},
-		{"NaN", good, nil, with(100, nan), tiny, g, 1, trellis.ErrNonFinite, "index 100"},
-		{"infinite, axis 0", single, nil, with(100, inf), tiny, along(0), 1, trellis.ErrNonFinite, "index 100"},
-		{"scale", good, nil, with(100, 1e9), tiny, g, 1, trellis.ErrScaleOverflow, "index 96"},
-		{"scale, axis 0", single, nil, with(100, 1e9), tiny, along(0), 1, trellis.ErrScaleOverflow, "index 4"},
+		{"nothing to code with", good, nil, w, tiny, g, 0, ErrOptions, "no Blocks"},
+		{"NaN", good, nil, with(100, nan), tiny, g, 1, trellis.ErrNonFinite, "value 100"},
+		{"infinite, axis 0", single, nil, with(100, inf), tiny, along(0), 1, trellis.ErrNonFinite, "value 100"},
+		{"scale", good, nil, with(100, 1e9), tiny, g, 1, trellis.ErrScaleOverflow, "row at 96"},
+		{"scale, axis 0", single, nil, with(100, 1e9), tiny, along(0), 1, trellis.ErrScaleOverflow, "row at 4,"},
 	} {
 		dst := trellis.Matrix{Codes: []uint32{1}, Scales: []uint16{2}}
-		_, err := c.f.Encode(&dst, c.recon, c.w, c.p, c.g, c.workers)
+		run := paths(c.p, 1)
+		if c.workers == 0 {
+			run.Blocks = nil
+		}
+		_, err := c.f.Encode(context.Background(), &dst, c.recon, c.w, c.p, c.g, run)
 		if !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want %v saying %q", c.name, err, c.err, c.says)
 		}
@@ -598,12 +641,135 @@ func BenchmarkEncode(b *testing.B) {
 			g := trellis.Geometry{Axis: axis, Out: 32, In: l.in}
 			var m trellis.Matrix
 			for b.Loop() {
-				if _, err := f.Encode(&m, nil, l.w[:g.Out*g.In], p, g, 1); err != nil {
+				if _, err := f.Encode(context.Background(), &m, nil, l.w[:g.Out*g.In], p, g, paths(p, 1)); err != nil {
 					b.Fatal(err)
 				}
 			}
 			b.ReportMetric(float64(g.Out*g.In)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mw/s")
 			b.ReportAllocs()
 		})
+	}
+}
+
+// All outputs' blocks of a column go to Blocks in one call on axis 1; on axis 0 an input's blocks go in as many
+// calls as asked for. A third of each is the coding without feedback.
+func TestCalls(t *testing.T) {
+	w := gauss(rand.New(rand.NewPCG(1, 2)), 64*32, 1)
+	for axis, want := range map[int]int64{1: 32/8 + 1, 0: 32*2 + 2} {
+		f, err := Prepare(context.Background(), identity(32), 32, Options{Block: BlockFor(tiny, axis)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		blocks := &encoders{p: tiny}
+		run := Run{Blocks: blocks, Calls: 2, Workers: 3}
+		if axis == 1 {
+			run.Calls = 1
+		}
+		var m trellis.Matrix
+		if _, err := f.Encode(context.Background(), &m, nil, w, tiny, trellis.Geometry{Axis: axis, Out: 64, In: 32}, run); err != nil {
+			t.Fatal(err)
+		}
+		if got := blocks.calls.Load(); got != want {
+			t.Errorf("axis %d: %d calls, want %d", axis, got, want)
+		}
+	}
+}
+
+// An error of Blocks is that of Encode, at every call, and nothing is written.
+func TestBlocksFail(t *testing.T) {
+	lost := errors.New("the device is lost")
+	w := gauss(rand.New(rand.NewPCG(1, 2)), 16*16, 1)
+	for axis := range 2 {
+		f, err := Prepare(context.Background(), identity(16), 16, Options{Block: BlockFor(tiny, axis)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := int64(1); ; n++ {
+			blocks := &failing{encoders: encoders{p: tiny}, at: n, err: lost}
+			dst := trellis.Matrix{Codes: []uint32{1}}
+			_, err := f.Encode(context.Background(), &dst, nil, w, tiny, trellis.Geometry{Axis: axis, Out: 16, In: 16}, Run{Blocks: blocks})
+			if err == nil && blocks.calls.Load() < n && n > 2 {
+				break
+			}
+			if err != lost || len(dst.Codes) != 1 {
+				t.Fatalf("axis %d, call %d: %v", axis, n, err)
+			}
+		}
+	}
+	// States that no block has are an error, not a panic.
+	f, err := Prepare(context.Background(), identity(16), 16, Options{Block: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dst trellis.Matrix
+	_, err = f.Encode(context.Background(), &dst, nil, w, tiny, trellis.Geometry{Axis: 1, Out: 16, In: 16}, Run{Blocks: wild{}})
+	if err == nil || !strings.Contains(err.Error(), "the blocks' states") {
+		t.Errorf("wild states: %v", err)
+	}
+}
+
+type failing struct {
+	encoders
+	at  int64
+	err error
+}
+
+func (f *failing) EncodeBlocks(ctx context.Context, states []uint16, samples []float32) error {
+	if err := f.encoders.EncodeBlocks(ctx, states, samples); err != nil {
+		return err
+	}
+	if f.calls.Load() == f.at {
+		return f.err
+	}
+	return nil
+}
+
+type wild struct{}
+
+func (wild) EncodeBlocks(_ context.Context, states []uint16, _ []float32) error {
+	for i := range states {
+		states[i] = 0xffff
+	}
+	return nil
+}
+
+// Every long call returns soon after its context ends.
+func TestContext(t *testing.T) {
+	const n = 1200
+	h := identity(n)
+	for i := range h {
+		h[i] += 0.5
+	}
+	calls := map[string]func(ctx context.Context) error{
+		"Check":   func(ctx context.Context) error { return Check(ctx, h, n) },
+		"Prepare": func(ctx context.Context) error { _, err := Prepare(ctx, h, n, Options{Block: 8}); return err },
+	}
+	for axis := range 2 {
+		f, err := Prepare(context.Background(), identity(64), 64, Options{Block: BlockFor(tiny, axis)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := gauss(rand.New(rand.NewPCG(1, 2)), 4096*64, 1)
+		calls[fmt.Sprint("Encode, axis ", axis)] = func(ctx context.Context) error {
+			var m trellis.Matrix
+			_, err := f.Encode(ctx, &m, nil, w, tiny, trellis.Geometry{Axis: axis, Out: 4096, In: 64}, paths(tiny, 2))
+			return err
+		}
+	}
+	for name, call := range calls {
+		for _, after := range []time.Duration{0, time.Millisecond, 20 * time.Millisecond} {
+			ctx, cancel := context.WithCancel(context.Background())
+			if after == 0 {
+				cancel()
+			} else {
+				time.AfterFunc(after, cancel)
+			}
+			if err := call(ctx); err != nil && err != context.Canceled {
+				t.Errorf("%s: %v", name, err)
+			} else if after == 0 && err == nil {
+				t.Errorf("%s: not stopped", name)
+			}
+			cancel()
+		}
 	}
 }

@@ -1,8 +1,8 @@
-// Package ldlq codes weights against what they are multiplied by: it lowers the
-// proxy loss tr((W − Ŵ)·H·(W − Ŵ)ᵀ), H = XᵀX/n the second moments of the
-// layer's inputs, where package trellis alone lowers |W − Ŵ|². The codes and
-// scales are of the same format; only the encoder's choice differs. The method
-// is LDLQ (QuIP, arXiv:2307.13304; with trellis codes, QTIP, arXiv:2406.11235).
+// Package ldlq codes weights with error feedback from a Hessian. It minimises
+// the proxy loss tr((W − Ŵ)·H·(W − Ŵ)ᵀ), where H = XᵀX/n are the second moments
+// of the layer's inputs; package trellis minimises |W − Ŵ|². The codes and
+// scales have the same format; only the encoder's choice differs. The paths are
+// found by any backend (Blocks). The method is LDLQ (QuIP, arXiv:2307.13304; with trellis codes, QTIP, arXiv:2406.11235).
 //
 // With H = L·D·Lᵀ, L unit lower block triangular and D block diagonal, the loss
 // of E = W − Ŵ is tr((E·L)·D·(E·L)ᵀ). The column blocks are coded from last to
