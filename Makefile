@@ -31,13 +31,13 @@ FUZZ := 20000x
 fuzz: ## every fuzz target, FUZZ times each
 	scripts/fuzz.sh $(FUZZ)
 
-TARGETS := amd64-v3 arm64 s390x
-targets: ## the bits on other architectures under qemu-user (TARGETS="386 …")
+TARGETS := s390x
+targets: ## the bits on other architectures under qemu-user (TARGETS="arm64 …")
 	scripts/targets.sh $(TARGETS)
 
 # The Metal backend on Linux. SENDER is how messages are sent: purego, or
 # darwinkit, which a compiler of its own builds. ARCH=arm64 runs under qemu-user.
-# SAN=asan or ubsan builds hostmetal with a sanitizer.
+# SAN=asan, ubsan or both builds hostmetal with sanitizers.
 comma := ,
 SENDER := purego
 ARCH :=
@@ -55,7 +55,7 @@ endif
 ifneq ($(ARCH),)
 METAL += GOARCH=$(ARCH)
 endif
-ifeq ($(SAN),asan)
+ifneq ($(filter asan both,$(SAN)),)
 # A kernel's use of a stack after return takes eight times the CPU to find.
 METAL += ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=$(if $(TURBOTRELLIS_LONG),1,0)
 EXEC := env LD_PRELOAD=$$(clang-19 -print-file-name=libclang_rt.asan-x86_64.so)
@@ -82,10 +82,11 @@ else
 	CGO_ENABLED=1 $(METAL) -race -short -run 'TestConcurrent|TestCloseDuringCalls' ./codec/gpu
 endif
 
-metal-all: ## the same in every form
+metal-all: ## the same in every form, and hostmetal's own tests
+	$(MAKE) -C internal/hostmetal test
+	$(MAKE) -C internal/hostmetal test-arm64
 	$(MAKE) metal
-	$(MAKE) metal SAN=ubsan
-	$(MAKE) metal SAN=asan
+	$(MAKE) metal SAN=both
 	$(MAKE) metal SENDER=darwinkit
 	$(MAKE) metal ARCH=arm64
 	$(MAKE) metal ARCH=arm64 SENDER=darwinkit
@@ -113,8 +114,9 @@ msl: ## compile the shaders with real address spaces
 	go run ./internal/tools/mslcheck
 	go test -count=1 -run MSL ./internal/tools/mslcheck
 
-darwin: ## link the command and the Metal tests for a Mac, without cgo
-	scripts/link.sh darwin arm64 metal ./codec/gpu ./gpu/metal
+DARWIN := ./gpu/metal
+darwin: ## link the device's tests for a Mac, without cgo (DARWIN=./...)
+	scripts/link.sh darwin arm64 metal $(DARWIN)
 
 metallib: ## on a Mac with Xcode: compile the shaders into build/metallib
 	go run ./internal/tools/metallib build/metallib

@@ -234,6 +234,8 @@ func TestRowErrors(t *testing.T) {
 	nan[33] = float32(math.NaN())
 	inf := append([]float32(nil), ones...)
 	inf[5] = float32(math.Inf(-1))
+	several := append([]float32(nil), ones...)
+	several[0], several[3], several[40] = inf[5], nan[33], nan[33]
 	huge := append([]float32(nil), ones...)
 	huge[40], huge[41] = math.MaxFloat32, -math.MaxFloat32
 	for _, c := range []struct {
@@ -256,6 +258,7 @@ func TestRowErrors(t *testing.T) {
 		{f, buf(32), buf(8), buf(8), encode(pack.F32, nan), pack.F32, "weight 33 is NaN"},
 		{f, buf(32), buf(4), buf(4), encode(pack.F16, nan), pack.F16, "weight 33 is NaN"},
 		{f, buf(32), buf(4), buf(4), encode(pack.BF16, inf), pack.BF16, "weight 5 is -Inf"},
+		{f, buf(32), buf(8), buf(8), encode(pack.F32, several), pack.F32, "weight 0 is -Inf"},
 		{f, buf(32), buf(8), buf(8), encode(pack.F32, huge), pack.F32, "range of group 1, -3.4028235e+38 to 3.4028235e+38, overflows"},
 	} {
 		err := c.f.Quantize(c.packed, c.scales, c.biases, c.w, c.dt)

@@ -5,7 +5,7 @@
 # fma.sh [target…]: all five unless told otherwise, side by side.
 set -eu
 cd "$(dirname "$0")/.."
-packages="./pack ./hadamard ./lloydmax ./affine ./trellis ./codec ./codec/driver ./codec/ref ./internal/f32 ./internal/threefry ./kvcache/... ./trellis/ldlq ./model"
+packages="./pack ./hadamard ./lloydmax ./affine ./trellis ./codec ./codec/driver ./codec/ref ./codec/cpu ./internal/f32 ./internal/threefry ./kvcache/... ./trellis/ldlq ./model"
 
 scan() { # name, pattern, environment…
 	name=$1 pattern=$2

@@ -141,10 +141,12 @@ std::vector<std::string> code_flags() {
       "-Xclang", "-ffloat16-excess-precision=none"};
 #if defined(HOSTMETAL_ASAN)
   for (auto s : {"-fsanitize=address", "-g1", "-fno-omit-frame-pointer"}) f.push_back(s);
-#elif defined(HOSTMETAL_UBSAN)
+#endif
+#if defined(HOSTMETAL_UBSAN)
   for (auto s : {"-fsanitize=undefined,float-cast-overflow", "-fno-sanitize=vptr,function", "-fno-sanitize-recover=all", "-g1"})
     f.push_back(s);
-#else
+#endif
+#if !defined(HOSTMETAL_ASAN) && !defined(HOSTMETAL_UBSAN)
   f.push_back("-fno-asynchronous-unwind-tables");
 #endif
   return f;
