@@ -95,6 +95,8 @@ func newKVEncode() *cobra.Command {
 	var o snapshot.EncodeOptions
 	var skip, keyNames, valueNames string
 	var force, asJSON bool
+	keyFormats := slices.DeleteFunc(codec.KeyFormats(), codec.Format.RowCode) // snapshots hold none
+	valueFormats := slices.DeleteFunc(codec.ValueFormats(), codec.Format.RowCode)
 	cmd := &cobra.Command{
 		Use:   "encode IN.safetensors OUT.safetensors",
 		Short: "Pack the keys and values of a safetensors file into a KV snapshot",
@@ -113,8 +115,8 @@ IN and OUT may be - for standard input and output.`,
 		Args: exactly(2),
 	}
 	f := cmd.Flags()
-	f.TextVar(&o.Params.Keys, "key-type", codec.Q8_0, "format of keys: "+list(codec.KeyFormats()))
-	f.TextVar(&o.Params.Values, "value-type", codec.Q3_0, "format of values: "+list(codec.ValueFormats())+", or the bits alone")
+	f.TextVar(&o.Params.Keys, "key-type", codec.Q8_0, "format of keys: "+list(keyFormats))
+	f.TextVar(&o.Params.Values, "value-type", codec.Q3_0, "format of values: "+list(valueFormats)+", or the bits alone")
 	f.IntVar(&o.Params.Group, "group", 32, "elements that share a scale: 32 or 64")
 	f.TextVar(&o.Params.ScaleType, "scale-type", codec.F16, "type of scales and zero points: f16, bf16 or f32")
 	f.TextVar(&o.Params.Policy, "policy", codec.Finite, "what to do with groups that the format cannot hold: finite or compat")
@@ -127,11 +129,11 @@ IN and OUT may be - for standard input and output.`,
 	aliases(cmd, map[string]string{"k": "key-type", "v": "value-type", "keys": "key-names", "values": "value-names", "scale": "scale-rule"})
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if !slices.Contains(codec.KeyFormats(), o.Params.Keys) {
-			return usagef("--key-type %v: want one of %s", o.Params.Keys, list(codec.KeyFormats()))
+		if !slices.Contains(keyFormats, o.Params.Keys) {
+			return usagef("--key-type %v: want one of %s", o.Params.Keys, list(keyFormats))
 		}
-		if !slices.Contains(codec.ValueFormats(), o.Params.Values) {
-			return usagef("--value-type %v: want one of %s", o.Params.Values, list(codec.ValueFormats()))
+		if !slices.Contains(valueFormats, o.Params.Values) {
+			return usagef("--value-type %v: want one of %s", o.Params.Values, list(valueFormats))
 		}
 		if o.Params.Group != 32 && o.Params.Group != 64 {
 			return usagef("--group %d: want 32 or 64", o.Params.Group)

@@ -264,8 +264,8 @@ func (l Layer) stored(p codec.KVParams) []safetensors.Info {
 	for _, h := range halves {
 		part := h.part(&l)
 		lead := part.Shape[:len(part.Shape)-1]
-		for _, pl := range h.planes(p) {
-			infos = append(infos, safetensors.Info{Name: part.Name + pl.suffix, DType: pl.dtype, Shape: append(slices.Clone(lead), pl.elements)})
+		for _, pl := range h.stored(p) {
+			infos = append(infos, safetensors.Info{Name: part.Name + pl.suffix(), DType: pl.dtype, Shape: append(slices.Clone(lead), pl.rowLen/pl.dtype.Size())})
 		}
 	}
 	return infos
@@ -336,8 +336,8 @@ func (l Layer) sizes(p codec.KVParams) (packed, source int64) {
 		part := h.part(&l)
 		d, _ := part.dtype() // an unknown dtype does not get past checkPair
 		source += int64(part.rows()) * int64(part.dim()) * int64(d.Size())
-		for _, pl := range h.planes(p) {
-			packed += int64(part.rows()) * int64(pl.rowBytes())
+		for _, pl := range h.stored(p) {
+			packed += int64(part.rows()) * int64(pl.rowLen)
 		}
 	}
 	return packed, source
@@ -353,15 +353,12 @@ func (s *Snapshot) Read(i int) (codec.Keys, codec.Values, error) {
 	var x rows
 	for _, h := range halves {
 		part := h.part(&l)
-		var data [][]byte
-		for _, pl := range h.planes(p) {
-			b, err := s.file.AppendTensor(nil, part.Name+pl.suffix)
-			if err != nil {
+		*h.shape(&x) = slices.Clone(part.Shape)
+		for _, pl := range h.stored(p) {
+			if *h.data(&x, pl.name), err = s.file.AppendTensor(nil, part.Name+pl.suffix()); err != nil {
 				return codec.Keys{}, codec.Values{}, err
 			}
-			data = append(data, b)
 		}
-		h.set(&x, slices.Clone(part.Shape), data)
 	}
 	return x.keys, x.values, nil
 }

@@ -291,6 +291,8 @@ func TestEncodeErrors(t *testing.T) {
 		{"head dimension", file(t, nil, f32("a.k", []int{4, 40}, wave), f32("a.v", []int{4, 40}, wave)), base, codec.ErrParams, "40"},
 		{"value transform", file(t, nil, f32("a.k", []int{4, 32}, wave), f32("a.v", []int{4, 576}, wave)), base, codec.ErrParams, "576"},
 		{"bits", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Params.Values = 77 }), codec.ErrParams, "values: format Format(77)"},
+		{"row code of keys", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Params.Keys = codec.R4 }), codec.ErrUnsupported, "no row codes"},
+		{"row code of values", file(t, nil, k, v), with(func(o *EncodeOptions) { o.Params.Values = codec.T3 }), codec.ErrUnsupported, "no row codes"},
 		{"NaN", file(t, nil, big, f32("a.v", []int{9000, 64}, wave)), base, codec.ErrNonFinite, `"a.k": element 543210`},
 		{"overflow", file(t, nil, k, huge), base, codec.ErrScaleOverflow, `"a.v": element 0`},
 		{"name of a part", file(t, nil, k, v, tensor{Name: "a.k.scales", DType: safetensors.U8, Shape: []int{1}, Data: []byte{0}}), base, ErrSource, `tensor "a.k.scales" has the name that a part of "a.k" takes`},

@@ -87,6 +87,9 @@ func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o
 	if err := bare.Validate(); err != nil {
 		return Summary{}, err // of no tensor
 	}
+	if base.Keys.RowCode() || base.Values.RowCode() {
+		return Summary{}, &codec.Error{Err: codec.ErrUnsupported, Index: codec.NoIndex, Reason: "snapshots of version " + version + " hold no row codes"}
+	}
 	d := description{
 		Group: base.Group, ScaleType: base.ScaleType, Policy: base.Policy, Scale: base.Scale, SignSeed: signSeed,
 		Layers: []Layer{}, Raw: []string{},
@@ -116,8 +119,8 @@ func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o
 		for _, h := range halves {
 			part := h.part(&l)
 			partOf[part.Name] = part.Name
-			for _, pl := range h.planes(p) {
-				partOf[part.Name+pl.suffix] = part.Name
+			for _, pl := range h.stored(p) {
+				partOf[part.Name+pl.suffix()] = part.Name
 			}
 		}
 		sum.add(l, p)
@@ -382,18 +385,17 @@ func (t *transcoder) encode(w *safetensors.Writer, f *safetensors.File, kv codec
 	if err != nil {
 		return err
 	}
-	planes := h.planes(kv.Params())
+	planes := h.stored(kv.Params())
 	dst := make([]*safetensors.TensorWriter, len(planes))
 	for i, pl := range planes {
-		if dst[i], err = w.Tensor(part.Name + pl.suffix); err != nil {
+		if dst[i], err = w.Tensor(part.Name + pl.suffix()); err != nil {
 			return err
 		}
 	}
 	dim, rowBytes := part.dim(), part.dim()*d.Size()
 	type slot struct {
-		in     []byte
-		x      rows
-		planes [][]byte
+		in []byte
+		x  rows
 	}
 	slots := make([]slot, t.calls())
 	return inPieces(t, part.rows(), rowBytes, slots, func(s *slot, first, n int) error {
@@ -401,12 +403,11 @@ func (t *transcoder) encode(w *safetensors.Writer, f *safetensors.File, kv codec
 		if err := f.ReadPart(s.in, part.Name, int64(first)*int64(rowBytes)); err != nil {
 			return err
 		}
-		var err error
-		s.planes, err = h.encode(kv, &s.x, codec.Tensor{DType: d, Shape: []int{n, dim}, Data: s.in})
+		err := h.encode(kv, &s.x, codec.Tensor{DType: d, Shape: []int{n, dim}, Data: s.in})
 		return placed(err, part.Name, first*dim)
 	}, func(s *slot, n int) error {
-		for j, b := range s.planes {
-			if _, err := dst[j].Write(b); err != nil {
+		for j, pl := range planes {
+			if _, err := dst[j].Write(*h.data(&s.x, pl.name)); err != nil {
 				return err
 			}
 		}
@@ -427,27 +428,24 @@ func (t *transcoder) decode(w *safetensors.Writer, f *safetensors.File, kv codec
 			return err
 		}
 	}
-	planes := h.planes(kv.Params())
+	planes := h.stored(kv.Params())
 	dim, rowBytes := part.dim(), part.dim()*d.Size()
 	type slot struct {
-		planes [][]byte
-		x      rows
-		out    []byte
+		x   rows
+		out []byte
 	}
 	slots := make([]slot, t.calls())
-	for i := range slots {
-		slots[i].planes = make([][]byte, len(planes))
-	}
 	return inPieces(t, part.rows(), rowBytes, slots, func(s *slot, first, n int) error {
-		for j, pl := range planes {
-			s.planes[j] = sized(s.planes[j], n*pl.rowBytes())
-			if err := f.ReadPart(s.planes[j], part.Name+pl.suffix, int64(first)*int64(pl.rowBytes())); err != nil {
+		for _, pl := range planes {
+			b := h.data(&s.x, pl.name)
+			*b = sized(*b, n*pl.rowLen)
+			if err := f.ReadPart(*b, part.Name+pl.suffix(), int64(first)*int64(pl.rowLen)); err != nil {
 				return err
 			}
 		}
 		s.out = sized(s.out, n*rowBytes)
 		shape := []int{n, dim}
-		h.set(&s.x, shape, s.planes)
+		*h.shape(&s.x) = shape
 		return placed(h.decode(kv, codec.Tensor{DType: d, Shape: shape, Data: s.out}, &s.x), part.Name, first*dim)
 	}, func(s *slot, n int) error {
 		if _, err := dst.Write(s.out); err != nil {
