@@ -22,7 +22,8 @@ var (
 	ErrLength = errors.New("wrong number of bytes")
 )
 
-// Error is the type of every error of this package.
+// Error is the type of every error of this package. Its text does not name the
+// package: it says what a user can see.
 type Error struct {
 	File   string // path as given to Open, or empty
 	Tensor string // empty where the error is not about one tensor
@@ -31,7 +32,7 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	s := "safetensors: "
+	s := ""
 	if e.File != "" {
 		s += e.File + ": "
 	}
