@@ -40,7 +40,9 @@ func newTrellis(b *backend, p trellis.Params) (*weights, error) {
 	for s, f := range values {
 		c.squares[s] = f * f
 	}
-	if c.steps = stepsFor(p); c.steps != nil {
+	if c.steps = stepsSIMD(p, b.level); c.steps != nil {
+		// Vector steps read values as they are.
+	} else if c.steps = stepsFor(p); c.steps != nil {
 		c.branchValues, c.branchSquares = byBranch(c.values, p), byBranch(c.squares, p)
 	}
 	c.distinct = newDistinct(c.values)

@@ -20,9 +20,8 @@ const pinned float32 = 1e30
 // cost.
 type viterbi struct {
 	c      *weights
-	least  []float32 // least cost of the predecessors of group j at step t, at t·groups + j; none for t = 0
 	groups int       // states n that share their predecessors: n>>K = j
-	cost   []float32 // of all states at one step
+	least  []float32 // least cost of the predecessors of group j at step t, 0 to T, at t·groups + j
 	wide   *wide
 }
 
@@ -30,12 +29,12 @@ type viterbi struct {
 const maxLeast = 8 << 20
 
 func newViterbi(c *weights) *viterbi {
-	e := &viterbi{c: c, groups: len(c.values) >> c.p.K, cost: make([]float32, len(c.values))}
-	if c.steps == nil || c.p.T*e.groups*4 > maxLeast {
+	e := &viterbi{c: c, groups: len(c.values) >> c.p.K}
+	if c.steps == nil || (c.p.T+1)*e.groups*4 > maxLeast {
 		e.wide = newWide(c)
 		return e
 	}
-	e.least = make([]float32, c.p.T*e.groups)
+	e.least = make([]float32, (c.p.T+1)*e.groups)
 	return e
 }
 
@@ -67,16 +66,17 @@ const lookEvery = 1 << 22
 // ended before.
 func (e *viterbi) pass(states []uint16, x []float32, shift, overlap, from int, a *trellisCall) bool {
 	c, k, groups := e.c, e.c.p.K, e.groups
-	e.first(e.cost, x[shift], overlap)
-	row := e.least[groups : 2*groups]
-	copy(row, e.cost)
-	for m := groups; m < len(e.cost); m += groups {
-		for j, g := range e.cost[m : m+groups] {
-			row[j] = min(row[j], g)
+	// The cost of a state at step 0 is what it emits. A pinned start costs 1e30 more, which no emission is large
+	// enough to change.
+	row := e.least[:groups]
+	for j := range row {
+		row[j] = 0
+		if overlap >= 0 && j != overlap {
+			row[j] = pinned
 		}
 	}
-	look := max(1, lookEvery/len(e.cost))
-	for t := 2; t < len(x); t++ {
+	look := max(1, lookEvery/len(c.values))
+	for t := 1; t <= len(x); t++ {
 		if t%look == 0 && a.stop() {
 			return false
 		}
@@ -85,16 +85,23 @@ func (e *viterbi) pass(states []uint16, x []float32, shift, overlap, from int, a
 		row = next
 	}
 
-	// The last costs, and of the least the largest state.
+	// Of the last states with the least cost, the largest. The last step's groups are those of states with the
+	// same lower L−K bits.
 	last := len(x) - 1
-	x2 := 2 * x[(shift+last)%len(x)]
-	final, best := 0, float32(math.Inf(1))
-	for n, f := range c.values {
-		if overlap >= 0 && n%groups != overlap {
-			continue
+	final := 0
+	if overlap >= 0 {
+		final = e.predecessor(overlap, len(x), x[(shift+last)%len(x)])
+	} else {
+		best := float32(math.Inf(1))
+		for _, g := range row {
+			if g < best {
+				best = g
+			}
 		}
-		if g := (c.squares[n] - float32(x2*f)) + row[n>>k]; g <= best {
-			final, best = n, g
+		for j, g := range row {
+			if g == best {
+				final = max(final, e.predecessor(j, len(x), x[(shift+last)%len(x)]))
+			}
 		}
 	}
 	for t := last; ; t-- {
@@ -106,32 +113,18 @@ func (e *viterbi) pass(states []uint16, x []float32, shift, overlap, from int, a
 	}
 }
 
-// first writes the costs of all states at step 0, for the sample x.
-func (e *viterbi) first(cost []float32, x float32, overlap int) {
-	x2 := 2 * x
-	for n, f := range e.c.values {
-		cost[n] = e.c.squares[n] - float32(x2*f)
-		if overlap >= 0 && n>>e.c.p.K != overlap {
-			cost[n] = pinned
-		}
-	}
-}
-
 // predecessor returns the state at step t−1, of sample x, that gave group j at step t its least cost: the largest
 // of those that did.
 func (e *viterbi) predecessor(j, t int, x float32) int {
-	c, groups := e.c, e.groups
-	want := e.least[t*groups+j]
+	c, k := e.c, e.c.p.K
+	want := e.least[t*e.groups+j]
+	least := e.least[(t-1)*e.groups:][:e.groups]
 	x2 := 2 * x
-	for n := j + len(c.values) - groups; ; n -= groups {
-		cost := e.cost[n] // of step 0
-		if t > 1 {
-			cost = (c.squares[n] - float32(x2*c.values[n])) + e.least[(t-1)*groups+n>>c.p.K]
-		}
-		if cost == want {
-			return n
-		}
+	n := j + len(c.values) - e.groups
+	for n > j && (c.squares[n]-float32(x2*c.values[n]))+least[n>>k] != want {
+		n -= e.groups
 	}
+	return n
 }
 
 // steps writes the least costs of the groups of predecessors of the next step, given those of this step and twice

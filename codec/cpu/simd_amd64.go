@@ -1,0 +1,9 @@
+//go:build goexperiment.simd
+
+package cpu
+
+func keyKernelsFor(*keyCoder, Level) keyKernels { return keyKernels{} }
+
+func valueKernelsFor(*valueCoder, Level) valueKernels { return valueKernels{} }
+
+func trellisKernelsFor(*weights, Level) trellisKernels { return trellisKernels{} }
