@@ -5,5 +5,3 @@ package cpu
 func keyKernelsFor(*keyCoder, Level) keyKernels { return keyKernels{} }
 
 func valueKernelsFor(*valueCoder, Level) valueKernels { return valueKernels{} }
-
-func trellisKernelsFor(*weights, Level) trellisKernels { return trellisKernels{} }

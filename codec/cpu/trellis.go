@@ -62,7 +62,8 @@ type coder struct {
 	f       []float32 // the code values of a coded row
 	src     []byte    // a row of a tensor with gaps
 	dst     []byte    // decoder: likewise
-	ring    []byte    // a block's bytes, and the first 8 again
+	ring    []byte    // a block's bytes, and its first ones again
+	rings   []byte    // those of a row's blocks
 	table   *rowTable // decoder: the weights of a row
 }
 
@@ -90,9 +91,9 @@ const (
 
 // trellisKernels are vector kernels, or nil.
 type trellisKernels struct {
-	// decode decodes one block from its bytes and the first 8 of them again. It is false, having written nothing,
-	// where it does not serve the parameters, the scale or the type.
-	decode func(c *weights, dst, ring []byte, scale float32, t codec.DType) bool
+	// decode decodes blocks whose rings follow each other. It is false, having written nothing, where it does not
+	// serve the scale or the type.
+	decode func(dst, rings []byte, scale float32, t codec.DType) bool
 }
 
 // trellisCall is one call as a task: chunk i is rows i·per to (i+1)·per−1, coded rows for encoders.

@@ -64,17 +64,25 @@ func (w *coder) tabulate(d distinct, s float32, t codec.DType) {
 	}
 }
 
-// unroll copies a block's bytes to w.ring and its first 8 after them, so that every window lies in one piece.
+// after is the number of a block's first bytes that follow its last in a ring.
+const after = 16
+
+// unroll copies a block's bytes to w.ring and its first ones after them, so that every window lies in one piece.
 func (w *coder) unroll(block []uint32) []byte {
-	n := 4 * len(block)
-	w.ring = slices.Grow(w.ring[:0], n+8)[:n+8]
-	for i, v := range block {
-		binary.LittleEndian.PutUint32(w.ring[4*i:], v)
-	}
-	for i := range 8 {
-		w.ring[n+i] = w.ring[i%n]
-	}
+	w.ring = unroll(w.ring[:0], block)
 	return w.ring
+}
+
+func unroll(ring []byte, block []uint32) []byte {
+	at, n := len(ring), 4*len(block)
+	ring = slices.Grow(ring, n+after)[:at+n+after]
+	for i, v := range block {
+		binary.LittleEndian.PutUint32(ring[at+4*i:], v)
+	}
+	for i := at + n; i < len(ring); i += 4 {
+		copy(ring[i:i+4], ring[i-n:])
+	}
+	return ring
 }
 
 // octets reports whether the windows of 8 states that follow each other fit 8 bytes, from a whole byte on.
@@ -92,6 +100,18 @@ func (a *trellisCall) decodeRow(w *coder, r int) {
 		w.dst = slices.Grow(w.dst[:0], n)[:n]
 		dst = w.dst
 	}
+	if c.simd.decode != nil && a.x.DType == codec.BF16 {
+		w.rings = w.rings[:0]
+		for b := range g.In / p.T {
+			w.rings = unroll(w.rings, a.m.Codes[blockAt(g, p, a.first+r, b):][:p.BlockWords()])
+		}
+		if c.simd.decode(dst, w.rings, scale, a.x.DType) {
+			if !a.x.contiguous {
+				scatter(a.x.Tensor, r, dst)
+			}
+			return
+		}
+	}
 	long := c.distinct.values != nil && c.octets() && g.In >= 2*len(c.distinct.values)
 	if long {
 		w.tabulate(c.distinct, scale, a.x.DType)
@@ -101,7 +121,6 @@ func (a *trellisCall) decodeRow(w *coder, r int) {
 		block := a.m.Codes[blockAt(g, p, a.first+r, b):][:p.BlockWords()]
 		out := dst[b*step : (b+1)*step]
 		switch {
-		case c.simd.decode != nil && c.simd.decode(c, out, w.unroll(block), scale, a.x.DType):
 		case long && a.x.size == 2 && p.L == 12:
 			look12(out, w.unroll(block), (*[4096]uint16)(c.distinct.of), &w.table.two, uint(p.K))
 		case long && a.x.size == 2:
