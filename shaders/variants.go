@@ -218,8 +218,24 @@ var builtins = map[Launch]struct{ params, pass string }{
 	Single: {"uint lane [[thread_index_in_simdgroup]],\n    uint width [[threads_per_simdgroup]]", "lane, width"},
 }
 
+// maxThreads is what the compiler is told of a threadgroup's size, so that it fits registers to it: 0 is nothing.
+// Without it a compiler may use so many that fewer threads fit than TrellisLaunch wants, or spill where 256 are
+// enough. It is never 32 or less: Apple compilers then drop barriers between SIMD-groups that there may be.
+func (v Variant) maxThreads() int {
+	switch v.Launch {
+	case Blocks:
+		return 1024
+	case Elements, Lanes, Tiles:
+		return LaneThreads
+	}
+	return 0
+}
+
 func (v Variant) source() string {
 	var b strings.Builder
+	if n := v.maxThreads(); n > 0 {
+		fmt.Fprintf(&b, "[[max_total_threads_per_threadgroup(%d)]]\n", n)
+	}
 	fmt.Fprintf(&b, "kernel void %s(\n", v.Name)
 	var pass []string
 	for i, p := range v.Params {
