@@ -20,7 +20,7 @@ vet: ## formatting, go vet, a tidy go.mod
 	go vet ./...
 	go mod tidy -diff
 
-typecheck: ## types on macOS, 386, Windows, FreeBSD, Plan 9 and wasip1
+typecheck: ## types on macOS, 386, arm64 with CUDA, Windows, FreeBSD, Plan 9 and wasip1
 	go test -count=1 -tags typecheck ./internal/tools/typecheck
 
 FMA := arm64 amd64.v3 s390x
@@ -137,6 +137,7 @@ nightly: vet typecheck msl cuda-check reader-check race metal-all ## the long fo
 	GOOS=wasip1 GOARCH=wasm go vet ./...
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet -tags metal ./...
 	GOARCH=arm64 CGO_ENABLED=0 go vet -tags cuda ./...
+	$(MAKE) darwin DARWIN='./cmd/turbotrellis ./codec/gpu ./gpu/metal/...'
 	go test -count=1 -timeout 300m ./...
 	scripts/fma.sh
 	scripts/targets.sh

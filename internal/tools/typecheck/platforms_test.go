@@ -13,6 +13,7 @@ import (
 var platforms = []platform{
 	{"darwin", "arm64", false, "metal"},
 	{"linux", "386", false, ""},
+	{"linux", "arm64", false, "cuda"},
 	{"windows", "amd64", false, ""},
 	{"freebsd", "amd64", false, ""},
 	{"plan9", "amd64", false, ""},
