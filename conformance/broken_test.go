@@ -499,7 +499,7 @@ func TestBroken(t *testing.T) {
 				return err
 			}
 		}, []Stage{Error}},
-		{"untyped errors", "fault=", func(m *mutant) {
+		{"untyped errors", "data=nan", func(m *mutant) {
 			m.errs = func(err error) error {
 				if err != nil {
 					return codec.ErrShape

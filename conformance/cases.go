@@ -47,7 +47,7 @@ var allCases = func() func() []Case {
 	var cases []Case
 	return func() []Case {
 		once.Do(func() {
-			cases = append(cases, malformedCases()...)
+			cases = append(cases, paramsCases()...)
 			cases = append(cases, encodeCases()...)
 			cases = append(cases, decodeCases()...)
 			cases = append(cases, unrotateCases()...)
@@ -234,6 +234,8 @@ func encodeCases() []Case {
 	}
 	return cases
 }
+
+var jointOps = []string{"Decode", "DecodeRotated"}
 
 // outputLayouts are the layouts in which no two elements share memory.
 var outputLayouts = func() []layout {

@@ -658,7 +658,7 @@ func trellisCases() []Case {
 	return append(cases, badTrellisCases()...)
 }
 
-// badTrellisCases are parameters of no trellis and operands that do not fit.
+// badTrellisCases are parameters of no trellis.
 func badTrellisCases() []Case {
 	var cases []Case
 	good := trellis.Params{L: 8, K: 2, T: 32}
@@ -693,58 +693,5 @@ func badTrellisCases() []Case {
 	params(func(p *trellis.Params) { p.Code = 3 })
 	params(func(p *trellis.Params) { p.Policy = 2 })
 	params(func(p *trellis.Params) { p.Scale = 2 })
-
-	type call func(t codec.Trellis) error
-	g := trellis.Geometry{Axis: 1, Out: 3, In: 64}
-	operands := func(op, fault string, p trellis.Params, f call) {
-		cases = append(cases, Case{Op: op, Name: fmt.Sprintf("%s(fault=%s)", op, fault), short: true, run: func(e *env) *Failure {
-			return sameError(f(e.trellis(p)), f(e.refTrellis(p)))
-		}})
-	}
-	x := func() codec.Tensor { return codec.NewTensor(codec.F32, 3, 64) }
-	encode := func(g trellis.Geometry, recon, x codec.Tensor) call {
-		return func(t codec.Trellis) error {
-			var m trellis.Matrix
-			return t.Encode(context.Background(), &m, recon, x, g)
-		}
-	}
-	operands("Encode", "axis", good, encode(trellis.Geometry{Axis: 2, Out: 3, In: 64}, codec.Tensor{}, x()))
-	operands("Encode", "blocks", good, encode(trellis.Geometry{Axis: 1, Out: 3, In: 48}, codec.Tensor{}, codec.NewTensor(codec.F32, 3, 48)))
-	operands("Encode", "pairs", good, encode(trellis.Geometry{Axis: 1, Out: 3, In: 96, Interleaved: true}, codec.Tensor{}, codec.NewTensor(codec.F32, 3, 96)))
-	operands("Encode", "negative", good, encode(trellis.Geometry{Axis: 1, Out: -3, In: 64}, codec.Tensor{}, x()))
-	operands("Encode", "shape", good, encode(g, codec.Tensor{}, codec.NewTensor(codec.F32, 64, 3)))
-	operands("Encode", "dtype", good, encode(g, codec.Tensor{}, codec.Tensor{Shape: []int{3, 64}, Data: make([]byte, 768)}))
-	operands("Encode", "short", good, encode(g, codec.Tensor{}, codec.Tensor{DType: codec.F16, Shape: []int{3, 64}, Data: make([]byte, 383)}))
-	operands("Encode", "recon-shape", good, encode(g, codec.NewTensor(codec.F16, 3, 32), x()))
-	operands("Encode", "recon-overlap", good, encode(g, codec.Tensor{DType: codec.F32, Shape: []int{3, 64}, Stride: []int{0, 1}, Data: make([]byte, 768)}, x()))
-	free := good
-	free.FreeEnds = true
-	operands("Encode", "free", free, encode(g, codec.Tensor{}, x()))
-	packed := func(set func(*trellis.Matrix)) *trellis.Matrix {
-		m := &trellis.Matrix{Params: good, Geometry: g, Codes: make([]uint32, g.CodesLen(good)), Scales: make([]uint16, 3)}
-		set(m)
-		return m
-	}
-	decode := func(dst codec.Tensor, m *trellis.Matrix, first int) call {
-		return func(t codec.Trellis) error { return t.Decode(dst, m, first) }
-	}
-	operands("DecodeMatrix", "nil", good, decode(x(), nil, 0))
-	operands("DecodeMatrix", "params", good, decode(x(), packed(func(m *trellis.Matrix) { m.Params.L = 9 }), 0))
-	operands("DecodeMatrix", "code", good, decode(x(), packed(func(m *trellis.Matrix) { m.Params.Code = trellis.Rand }), 0))
-	operands("DecodeMatrix", "codes", good, decode(x(), packed(func(m *trellis.Matrix) { m.Codes = m.Codes[1:] }), 0))
-	operands("DecodeMatrix", "scales", good, decode(x(), packed(func(m *trellis.Matrix) { m.Scales = append(m.Scales, 1) }), 0))
-	operands("DecodeMatrix", "geometry", good, decode(x(), packed(func(m *trellis.Matrix) { m.Geometry.Axis = 3 }), 0))
-	operands("DecodeMatrix", "dst-shape", good, decode(codec.NewTensor(codec.F32, 3, 32), packed(func(*trellis.Matrix) {}), 0))
-	operands("DecodeMatrix", "dst-axes", good, decode(codec.NewTensor(codec.F32, 192), packed(func(*trellis.Matrix) {}), 0))
-	operands("DecodeMatrix", "rows", good, decode(x(), packed(func(*trellis.Matrix) {}), 1))
-	operands("DecodeMatrix", "first", good, decode(codec.NewTensor(codec.F32, 1, 64), packed(func(*trellis.Matrix) {}), -1))
-	operands("DecodeMatrix", "overlap", good, decode(codec.Tensor{DType: codec.F32, Shape: []int{3, 64}, Stride: []int{1, 1}, Data: make([]byte, 768)}, packed(func(*trellis.Matrix) {}), 0))
-	blocks := func(states []uint16, x codec.Tensor) call {
-		return func(t codec.Trellis) error { return t.EncodeBlocks(context.Background(), states, x) }
-	}
-	operands("EncodeBlocks", "shape", good, blocks(make([]uint16, 64), codec.NewTensor(codec.F32, 64)))
-	operands("EncodeBlocks", "states", good, blocks(make([]uint16, 63), codec.NewTensor(codec.F32, 2, 32)))
-	operands("EncodeBlocks", "dtype", good, blocks(make([]uint16, 64), codec.Tensor{DType: 8, Shape: []int{2, 32}, Data: make([]byte, 256)}))
-	operands("EncodeBlocks", "short", good, blocks(make([]uint16, 64), codec.Tensor{DType: codec.F32, Shape: []int{2, 32}, Data: make([]byte, 255)}))
 	return cases
 }
