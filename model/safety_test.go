@@ -734,3 +734,58 @@ func TestMisuse(t *testing.T) {
 	}
 	absent(t, out, out+partialSuffix, "x", "x"+partialSuffix)
 }
+
+func TestExistingOutput(t *testing.T) {
+	src := toy(t)
+	dir := t.TempDir()
+	out := filepath.Join(dir, "out")
+	put(t, filepath.Join(out, "config.json"), "precious")
+	if _, err := plan(t, src, opts()).Encode(context.Background(), out, run()); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("existing output: %v", err)
+	}
+	if got := tree(t, out); len(got) != 1 || got["config.json"] != "precious" {
+		t.Errorf("the output was changed: %v", got)
+	}
+	force := run()
+	force.Force = true
+	if _, err := plan(t, src, opts()).Encode(context.Background(), out, force); err != nil {
+		t.Fatal(err)
+	}
+	fresh := filepath.Join(dir, "fresh")
+	encode(t, src, fresh, opts())
+	same(t, tree(t, out), tree(t, fresh))
+	absent(t, out+partialSuffix)
+
+	// What does not look like a model is not replaced.
+	home := filepath.Join(dir, "home")
+	put(t, filepath.Join(home, "thesis.txt"), "precious")
+	if _, err := plan(t, src, opts()).Encode(context.Background(), home, force); err == nil {
+		t.Error("a directory of other things was replaced")
+	}
+	// Nor is the model itself, nor anything in or around it.
+	for _, path := range []string{src, filepath.Join(src, "out"), filepath.Dir(src), filepath.Join(dir, "none", "out")} {
+		if _, err := plan(t, src, opts()).Encode(context.Background(), path, force); err == nil {
+			t.Errorf("%s was written", path)
+		}
+	}
+	if _, ok := tree(t, src)["a.safetensors"]; !ok {
+		t.Error("the model is gone")
+	}
+
+	// One file.
+	in, to := filepath.Join(dir, "in.st"), filepath.Join(dir, "to.st")
+	writeFile(t, in, nil, normal("layers.weight", "F32", 2, 32))
+	put(t, to, "precious")
+	if _, err := plan(t, in, opts()).Encode(context.Background(), to, run()); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("existing file: %v", err)
+	}
+	if _, err := plan(t, in, opts()).Encode(context.Background(), to, force); err != nil {
+		t.Error(err)
+	}
+	if len(open(t, to).Coded()) != 1 {
+		t.Error("the file was not replaced")
+	}
+	if _, err := plan(t, in, opts()).Encode(context.Background(), in, force); err == nil {
+		t.Error("the source was replaced")
+	}
+}

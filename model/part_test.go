@@ -1,0 +1,110 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+func TestParts(t *testing.T) {
+	src := toy(t)
+	dir := t.TempDir()
+	whole := filepath.Join(dir, "whole")
+	encode(t, src, whole, opts())
+	for _, n := range []int{1, 2, 5} {
+		var parts []string
+		coded := 0
+		for i := n; i >= 1; i-- {
+			o := opts()
+			o.Part, o.Parts = i, n
+			path := filepath.Join(dir, fmt.Sprintf("part-%d-%d", i, n))
+			coded += len(encode(t, src, path, o).Tensors)
+			parts = append(parts, path)
+		}
+		if coded != 3 {
+			t.Errorf("%d parts coded %d tensors", n, coded)
+		}
+		out := filepath.Join(dir, fmt.Sprintf("merged-%d", n))
+		if _, err := Merge(context.Background(), parts, out, RunOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		same(t, tree(t, out), tree(t, whole))
+	}
+
+	refused := func(text string, parts ...string) {
+		t.Helper()
+		for i := range parts {
+			parts[i] = filepath.Join(dir, parts[i])
+		}
+		out := filepath.Join(dir, "refused")
+		if _, err := Merge(context.Background(), parts, out, RunOptions{}); !errors.Is(err, ErrParts) || !strings.Contains(err.Error(), text) {
+			t.Errorf("merge of %v: %v, want %q", parts, err, text)
+		}
+		absent(t, out, out+partialSuffix)
+	}
+	refused("of 2 parts [2] are missing", "part-1-2")
+	refused("different runs", "part-1-2", "part-2-5")
+	refused("both part 1", "part-1-2", "part-1-2")
+	refused("no turbotrellis-part.json", "whole", "part-1-2")
+	o := opts()
+	o.Part, o.Parts, o.Params.Scale = 2, 2, trellis.Refit
+	encode(t, src, filepath.Join(dir, "other"), o)
+	refused("different runs", "part-1-2", "other")
+	text, err := os.ReadFile(filepath.Join(dir, "part-2-2", partName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, bad := range []string{
+		strings.Replace(string(text), `"part":2,"parts":2`, `"part":3,"parts":2`, 1),
+		strings.Replace(string(text), "part 1", "part 9", 1),
+		"{", "",
+	} {
+		put(t, filepath.Join(dir, fmt.Sprint("bad", i), partName), bad)
+		refused("turbotrellis-part.json", "part-1-2", fmt.Sprint("bad", i))
+	}
+	put(t, filepath.Join(dir, "unfinished"+partialSuffix, journalName), "")
+	refused("is not finished", "unfinished")
+}
+
+func TestPartsOfOneFile(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, "in.st")
+	writeFile(t, in, map[string]string{"a": "b"}, normal("layers.0.weight", "F32", 2, 32), normal("x", "U8", 3), normal("layers.1.weight", "F32", 2, 64))
+	encode(t, in, filepath.Join(dir, "whole.st"), opts())
+	var parts []string
+	for i := range 2 {
+		o := opts()
+		o.Part, o.Parts = i+1, 2
+		parts = append(parts, filepath.Join(dir, fmt.Sprint(i)))
+		encode(t, in, parts[i], o)
+	}
+	out := filepath.Join(dir, "merged.st")
+	if _, err := Merge(context.Background(), parts, out, RunOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	same(t, tree(t, out), tree(t, filepath.Join(dir, "whole.st")))
+}
+
+func TestAssign(t *testing.T) {
+	var tensors []Planned
+	for i, n := range []int{5, 1, 4, 4, 3, 1} {
+		tensors = append(tensors, Planned{Name: string(rune('a' + i)), geom: trellis.Geometry{Out: 1, In: n}})
+	}
+	// By hand: a5→1, c4→2, d4→3, e3→2, b1→3, f1→1 (5 and 5 tie).
+	want := map[string]int{"a": 1, "c": 2, "d": 3, "e": 2, "b": 3, "f": 1}
+	for range 3 {
+		if d := cmp.Diff(want, assign(tensors, 3)); d != "" {
+			t.Errorf("assign (-want +got):\n%s", d)
+		}
+		slices.Reverse(tensors)
+	}
+}
