@@ -145,7 +145,10 @@ func (b *build) run(ctx context.Context) (Result, error) {
 		p.abandon()
 		return Result{}, err
 	}
-	if err := p.resume(sums); err != nil {
+	if err := p.resume(ctx, sums); err != nil {
+		if errors.Is(err, context.Canceled) {
+			err = errInterrupted
+		}
 		return Result{}, err
 	}
 	results, err := b.write(ctx, p, sums)
@@ -323,11 +326,34 @@ func (b *build) unchanged() error {
 	return nil
 }
 
+// readTensor fills dst with the named tensor of f, of the same size.
+func readTensor(ctx context.Context, dst []byte, f *safetensors.File, name string) error {
+	r, err := f.Reader(name)
+	if err == nil {
+		_, err = io.ReadFull(untilDone{ctx, r}, dst)
+	}
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("tensor %q: %w", name, err)
+	}
+	return err
+}
+
 // digest returns the SHA-256 of all parts one after another, in hex.
-func digest(parts ...[]byte) string {
+func digest(ctx context.Context, parts ...[]byte) (string, error) {
 	h := sha256.New()
 	for _, p := range parts {
-		h.Write(p)
+		for piece := range slices.Chunk(p, copyBytes) {
+			if err := ctx.Err(); err != nil {
+				return "", err
+			}
+			h.Write(piece)
+		}
 	}
-	return hex.EncodeToString(h.Sum(nil))
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// sha is digest of a few bytes.
+func sha(parts ...[]byte) string {
+	sum := sha256.Sum256(slices.Concat(parts...))
+	return hex.EncodeToString(sum[:])
 }

@@ -130,21 +130,25 @@ func (e *encoder) decodeJob(m *Model, file int, c Coded, dtype codec.DType) (job
 		name: c.Base + weightSuffix, file: file, weights: c.Weights(),
 		outs: []string{c.Base + weightSuffix},
 		check: func(ctx context.Context, done func(int64)) (string, error) {
-			_, data, err := m.read(c)
+			data, err := m.read(ctx, c)
 			if err != nil {
 				return "", err
 			}
 			done(c.Weights())
-			return digest(data[0], data[1]), nil
+			return digest(ctx, data[0], data[1])
 		},
 		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
-			t, data, err := m.read(c)
+			data, err := m.read(ctx, c)
 			if err != nil {
 				return TensorResult{}, err
 			}
-			if digest(data[0], data[1]) != sum {
+			switch now, err := digest(ctx, data[0], data[1]); {
+			case err != nil:
+				return TensorResult{}, err
+			case now != sum:
 				return TensorResult{}, fmt.Errorf("%w: matrix %q", ErrChanged, c.Base)
 			}
+			t := c.matrix(data)
 			s := <-e.scratch
 			defer func() { e.scratch <- s }()
 			s.data = sized(s.data, g.Out*g.In*size)

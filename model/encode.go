@@ -396,7 +396,7 @@ func (b *build) layout() string {
 		parts = append(parts, marshal(name), marshal(string(b.texts[name])))
 	}
 	parts = append(parts, marshal(slices.Sorted(maps.Keys(b.links))))
-	return digest(parts...)
+	return sha(parts...)
 }
 
 // start begins the description of a model to write that has this one's
@@ -555,35 +555,33 @@ func (e *encoder) job(m *Model, t Planned) (job, error) {
 		check: func(ctx context.Context, done func(int64)) (string, error) {
 			s := <-e.scratch
 			defer func() { e.scratch <- s }()
-			if err := w.read(s, e.largest); err != nil {
-				return "", err
-			}
-			if err := w.check(s.data, t.params); err != nil {
-				return "", err
-			}
-			hessian, err := e.hessian(t)
+			hessian, sum, err := e.read(ctx, t, w, s)
 			if err != nil {
 				return "", err
 			}
+			if err := w.check(ctx, s.data, t.params); err != nil {
+				return "", err
+			}
 			if t.Hessian {
-				if err := ldlq.Check(ctx, floats(t.hess, hessian), t.hess.Shape[0]); err != nil {
+				h, err := floats(ctx, t.hess, hessian)
+				if err == nil {
+					err = ldlq.Check(ctx, h, t.hess.Shape[0])
+				}
+				if err != nil {
 					return "", fmt.Errorf("tensor %q: %w", t.hess.Name, err)
 				}
 			}
 			done(t.Weights())
-			return digest(s.data, hessian), nil
+			return sum, nil
 		},
 		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
 			s := <-e.scratch
 			defer func() { e.scratch <- s }()
-			if err := w.read(s, e.largest); err != nil {
-				return TensorResult{}, err
-			}
-			hessian, err := e.hessian(t)
+			hessian, now, err := e.read(ctx, t, w, s)
 			if err != nil {
 				return TensorResult{}, err
 			}
-			if digest(s.data, hessian) != sum {
+			if now != sum {
 				return TensorResult{}, fmt.Errorf("%w: tensor %q", ErrChanged, t.Name)
 			}
 			r := TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
@@ -600,12 +598,21 @@ func (e *encoder) job(m *Model, t Planned) (job, error) {
 	}, nil
 }
 
-// hessian reads the Hessian of a tensor, if it has one.
-func (e *encoder) hessian(t Planned) ([]byte, error) {
-	if !t.Hessian {
-		return nil, nil
+// read reads a matrix into s.data, and its Hessian if it has one, and returns the digest of both.
+func (e *encoder) read(ctx context.Context, t Planned, w *weights, s *scratch) (hessian []byte, sum string, err error) {
+	// Room for the largest tensor from the start leaves no smaller one behind.
+	s.data = sized(s.data, int(e.largest))[:w.bytes]
+	if err := readTensor(ctx, s.data, w.file, w.name); err != nil {
+		return nil, "", err
 	}
-	return e.hessians.where[t.hess.Name].AppendTensor(nil, t.hess.Name)
+	if t.Hessian {
+		hessian = make([]byte, t.hess.Size)
+		if err := readTensor(ctx, hessian, e.hessians.where[t.hess.Name], t.hess.Name); err != nil {
+			return nil, "", err
+		}
+	}
+	sum, err = digest(ctx, s.data, hessian)
+	return hessian, sum, err
 }
 
 // withFeedback codes a matrix against its Hessian. On axis 1 the rows are coded
@@ -641,12 +648,6 @@ type weights struct {
 	file  *safetensors.File
 }
 
-func (w *weights) read(s *scratch, most int64) error {
-	// Room for the largest tensor from the start leaves no smaller one behind.
-	s.data = sized(s.data, int(most))[:w.bytes]
-	return w.file.ReadInto(s.data, w.name)
-}
-
 // view returns the weights of n coded rows from the first as a matrix, which is
 // strided for axis 0.
 func (w *weights) view(data []byte, first, n int) (codec.Tensor, trellis.Geometry) {
@@ -661,10 +662,13 @@ func (w *weights) view(data []byte, first, n int) (codec.Tensor, trellis.Geometr
 
 // check refuses weights that are not finite and rows whose scale overflows,
 // with the index of the weight in the whole matrix.
-func (w *weights) check(data []byte, p trellis.Params) error {
+func (w *weights) check(ctx context.Context, data []byte, p trellis.Params) error {
 	size := w.dtype.Size()
 	var largest float32
 	for i := range len(data) / size {
+		if i%copyBytes == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
 		v := w.dtype.Load(data[i*size:])
 		if !f32.IsFinite(v) {
 			return &codec.Error{Err: codec.ErrNonFinite, Tensor: strconv.Quote(w.name), Index: i, Reason: fmt.Sprint(v)}
@@ -680,6 +684,9 @@ func (w *weights) check(data []byte, p trellis.Params) error {
 	}
 	row := make([]float32, w.g.Cols())
 	for r := range w.g.Rows() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		at, step := r*w.g.In, 1
 		if w.g.Axis == 0 {
 			at, step = r, w.g.In
@@ -694,8 +701,8 @@ func (w *weights) check(data []byte, p trellis.Params) error {
 	return nil
 }
 
-// placed names the tensor in a codec's error and moves its index to that of
-// the row's first weight.
+// placed names the tensor in a codec's error and sets its index to that of the
+// row's first weight.
 func (w *weights) placed(err error, row, at int) error {
 	e, ok := errors.AsType[*codec.Error](err)
 	if !ok {

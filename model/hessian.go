@@ -133,18 +133,25 @@ func (p paths) EncodeBlocks(ctx context.Context, states []uint16, samples []floa
 }
 
 // floats returns the values of a tensor, whose bytes are data.
-func floats(t safetensors.Info, data []byte) []float64 {
+func floats(ctx context.Context, t safetensors.Info, data []byte) ([]float64, error) {
 	d, _ := t.DType.Float()
 	h := make([]float64, len(data)/d.Size())
 	for i := range h {
+		if i%copyBytes == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		h[i] = float64(d.Load(data[i*d.Size():]))
 	}
-	return h
+	return h, nil
 }
 
 // prepare factors the Hessian t, whose bytes are data.
 func prepare(ctx context.Context, t safetensors.Info, data []byte, p trellis.Params, axis int) (*feedback, error) {
-	f, err := ldlq.Prepare(ctx, floats(t, data), t.Shape[0], ldlq.Options{Block: ldlq.BlockFor(p, axis)})
+	h, err := floats(ctx, t, data)
+	if err != nil {
+		return nil, err
+	}
+	f, err := ldlq.Prepare(ctx, h, t.Shape[0], ldlq.Options{Block: ldlq.BlockFor(p, axis)})
 	if err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}

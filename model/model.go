@@ -1,6 +1,7 @@
 package model
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -428,21 +430,30 @@ func (m *Model) Matrix(base string) (*trellis.Matrix, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: there is no coded matrix %q", ErrSelection, base)
 	}
-	t, _, err := m.read(m.coded[i])
-	return t, err
+	data, err := m.read(context.Background(), m.coded[i])
+	if err != nil {
+		return nil, err
+	}
+	return m.coded[i].matrix(data), nil
 }
 
-// read reads a coded matrix, and returns the bytes read as well.
-func (m *Model) read(c Coded) (*trellis.Matrix, [2][]byte, error) {
-	var data [2][]byte
+// read reads the codes and scales of a coded matrix.
+func (m *Model) read(ctx context.Context, c Coded) (data [2][]byte, err error) {
 	for i, suffix := range []string{weightSuffix, scalesSuffix} {
 		file, info, _ := m.lookup(c.Base + suffix)
-		b, err := m.files[file].AppendTensor(nil, info.Name)
-		if err != nil {
-			return nil, data, err
+		if info.Size > math.MaxInt {
+			return data, fmt.Errorf("%w: tensor %q: %d bytes do not fit into memory", ErrTensor, info.Name, info.Size)
 		}
-		data[i] = b
+		data[i] = make([]byte, info.Size)
+		if err := readTensor(ctx, data[i], m.files[file].File, info.Name); err != nil {
+			return data, err
+		}
 	}
+	return data, nil
+}
+
+// matrix returns the matrix with the given bytes of codes and scales.
+func (c Coded) matrix(data [2][]byte) *trellis.Matrix {
 	t := &trellis.Matrix{
 		Params:   c.Params,
 		Geometry: c.Geometry,
@@ -455,7 +466,7 @@ func (m *Model) read(c Coded) (*trellis.Matrix, [2][]byte, error) {
 	for i := range t.Scales {
 		t.Scales[i] = binary.LittleEndian.Uint16(data[1][2*i:])
 	}
-	return t, data, nil
+	return t
 }
 
 // Close closes the model's files.

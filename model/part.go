@@ -68,7 +68,7 @@ func assign(tensors []Planned, parts int) map[string]int {
 
 // keepPart turns the description of a whole model into that of one part.
 func (b *build) keepPart(part, parts int, owner map[string]int) {
-	of := manifest{Format: partFormat, Part: part, Parts: parts, Run: digest([]byte(b.options)), Dir: b.dir}
+	of := manifest{Format: partFormat, Part: part, Parts: parts, Run: sha([]byte(b.options)), Dir: b.dir}
 	belongs := map[string]int{}
 	var jobs []job
 	for _, j := range b.jobs {

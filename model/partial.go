@@ -280,7 +280,7 @@ func (p *partial) restart(options string) error {
 
 // resume opens the output files and finds the jobs that an earlier run of the same options has finished. sums
 // are the digests of the jobs' sources.
-func (p *partial) resume(sums []string) error {
+func (p *partial) resume(ctx context.Context, sums []string) error {
 	j, err := p.read()
 	if err != nil {
 		return err
@@ -309,7 +309,7 @@ func (p *partial) resume(sums []string) error {
 		if !ok || l.Source != sums[i] {
 			continue
 		}
-		sum, err := p.digest(job)
+		sum, err := p.digest(ctx, job)
 		if err != nil {
 			return err
 		}
@@ -397,14 +397,14 @@ func (p *partial) open(o *outFile) error {
 }
 
 // digest returns the digest of a job's tensors as they are in the file.
-func (p *partial) digest(j job) (string, error) {
+func (p *partial) digest(ctx context.Context, j job) (string, error) {
 	h := sha256.New()
 	for _, name := range j.outs {
 		for _, t := range p.b.files[j.file].infos {
 			if t.Name != name {
 				continue
 			}
-			if _, err := io.Copy(h, io.NewSectionReader(p.files[j.file], t.Offset, t.Size)); err != nil {
+			if _, err := io.Copy(h, untilDone{ctx, io.NewSectionReader(p.files[j.file], t.Offset, t.Size)}); err != nil {
 				return "", err
 			}
 		}

@@ -240,7 +240,7 @@ func (a *trellisCall) chunk(i int) {
 }
 
 // maxSample bounds the samples of EncodeBlocks.
-const maxSample = 1 << 60
+const maxSample = trellis.MaxSample
 
 func (a *trellisCall) encodeBlocks(w *coder, r int) {
 	x := w.samples

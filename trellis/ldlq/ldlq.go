@@ -155,6 +155,9 @@ func Prepare(ctx context.Context, h []float64, n int, o Options) (*Feedback, err
 	f := &Feedback{n: n, block: o.Block, a: make([]float64, n*n)}
 	diag := make([]float64, n)
 	for i := range n {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		diag[i] = h[i*n+i]
 		for j := range i + 1 {
 			f.a[j*n+i] = h[i*n+j]
@@ -186,6 +189,9 @@ func Prepare(ctx context.Context, h []float64, n int, o Options) (*Feedback, err
 // check returns the mean of the diagonal, in order.
 func check(ctx context.Context, h []float64, n int) (mean float64, err error) {
 	for i, v := range h {
+		if i%n == 0 && ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
 		if math.IsNaN(v) || math.IsInf(v, 0) {
 			return 0, fmt.Errorf("%w: h[%d, %d] = %v", ErrHessian, i/n, i%n, v)
 		}
