@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -44,6 +46,11 @@ func TestDirectory(t *testing.T) {
 	absent(t, out+partialSuffix)
 	if len(r.Tensors) != 3 || r.Copied != 2 || r.Resumed != 0 {
 		t.Errorf("%+v", r)
+	}
+	for i, want := range []int64{6 * 64, 32 * 5, 4 * 32} {
+		if got := r.Tensors[i].Weights(); got != want {
+			t.Errorf("%s: %d weights, want %d", r.Tensors[i].Name, got, want)
+		}
 	}
 
 	// Codes, scales and decoded weights are the reference's.
@@ -372,4 +379,36 @@ func (unserving) Feed() codec.Feed { return codec.Feed{} }
 
 func (unserving) Trellis(trellis.Params) (codec.Trellis, error) {
 	return nil, &codec.Error{Err: codec.ErrUnsupported, Index: codec.NoIndex}
+}
+
+// A copied file arrives whole, however its source is read.
+func TestCopyFile(t *testing.T) {
+	for _, n := range []int{0, 1, copyBytes - 1, copyBytes, copyBytes + 1, 2*copyBytes + 1} {
+		path := filepath.Join(t.TempDir(), "x")
+		text := strings.Repeat("0123456789abcdef", n/16+1)[:n]
+		put(t, path, text)
+		o, err := originOf(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if err := copyFile(context.Background(), &b, o); err != nil || b.String() != text {
+			t.Errorf("%d bytes: %d copied, %v", n, b.Len(), err)
+		}
+		if err := os.WriteFile(path, []byte(text+"."), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if err := copyFile(context.Background(), &b, o); !errors.Is(err, ErrChanged) {
+			t.Errorf("%d bytes and one more: %v", n, err)
+		}
+	}
+	text, err := io.ReadAll(untilDone{context.Background(), iotest.DataErrReader(iotest.OneByteReader(strings.NewReader("bytes")))})
+	if err != nil || string(text) != "bytes" {
+		t.Errorf("read %q, %v", text, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if n, err := (untilDone{ctx, strings.NewReader("bytes")}).Read(make([]byte, 5)); n != 0 || err != context.Canceled {
+		t.Errorf("after the end: %d bytes, %v", n, err)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -106,5 +107,26 @@ func TestAssign(t *testing.T) {
 			t.Errorf("assign (-want +got):\n%s", d)
 		}
 		slices.Reverse(tensors)
+	}
+}
+
+// What is copied is in part 1 alone, further files too.
+func TestPartsCarry(t *testing.T) {
+	src := toy(t)
+	for part, want := range map[int][]string{
+		1: {"1_Pooling/config.json", "a.safetensors", "b.safetensors", "config.json", "model.safetensors.index.json", "tokenizer.json", partName},
+		2: {"a.safetensors", "b.safetensors", partName},
+		3: {"a.safetensors", "b.safetensors", partName},
+	} {
+		o := opts()
+		o.Part, o.Parts = part, 3
+		out := filepath.Join(t.TempDir(), "out")
+		r := encode(t, src, out, o)
+		if got := slices.Sorted(maps.Keys(tree(t, out))); !slices.Equal(got, want) {
+			t.Errorf("part %d has %v, want %v", part, got, want)
+		}
+		if want := map[bool]int{true: 2}[part == 1]; r.Copied != want {
+			t.Errorf("part %d copied %d tensors, want %d", part, r.Copied, want)
+		}
 	}
 }
