@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,10 +34,7 @@ type trellisResult struct {
 	model.Result
 }
 
-func (r trellisResult) print(w io.Writer, asJSON bool) error {
-	if asJSON {
-		return json.NewEncoder(w).Encode(r)
-	}
+func (r trellisResult) text(w io.Writer) error {
 	resumed := ""
 	if r.Resumed > 0 {
 		resumed = fmt.Sprintf(" (%d found finished)", r.Resumed)
@@ -162,7 +158,8 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 			return existing(err)
 		}
 		bar.done()
-		return trellisResult{args[1], b.Name(), r}.print(cmd.OutOrStdout(), e.asJSON)
+		result := trellisResult{args[1], b.Name(), r}
+		return emit(cmd.OutOrStdout(), e.asJSON, result, result.text)
 	}
 	return cmd
 }
@@ -233,17 +230,19 @@ func printNotes(w io.Writer, p *model.Plan) {
 
 // printPlan prints what trellis encode would do.
 func printPlan(w io.Writer, p *model.Plan, asJSON bool) error {
-	if asJSON {
-		return json.NewEncoder(w).Encode(struct {
-			Tensors        []model.Planned `json:"tensors"`
-			Passed         []string        `json:"matched_but_copied"`
-			NoHessian      []string        `json:"without_hessian,omitempty"`
-			UnusedHessians []string        `json:"unused_hessians,omitempty"`
-			Twice          []string        `json:"copied_duplicates,omitempty"`
-			Copied         int             `json:"copied_tensors"`
-			Files          []string        `json:"copied_files"`
-		}{p.Tensors, append([]string{}, p.Passed...), p.NoHessian, p.UnusedHessians, p.Twice, p.Copied, append([]string{}, p.Files...)})
-	}
+	v := struct {
+		Tensors        []model.Planned `json:"tensors"`
+		Passed         []string        `json:"matched_but_copied"`
+		NoHessian      []string        `json:"without_hessian,omitempty"`
+		UnusedHessians []string        `json:"unused_hessians,omitempty"`
+		Twice          []string        `json:"copied_duplicates,omitempty"`
+		Copied         int             `json:"copied_tensors"`
+		Files          []string        `json:"copied_files"`
+	}{p.Tensors, append([]string{}, p.Passed...), p.NoHessian, p.UnusedHessians, p.Twice, p.Copied, append([]string{}, p.Files...)}
+	return emit(w, asJSON, v, func(w io.Writer) error { return planText(w, p) })
+}
+
+func planText(w io.Writer, p *model.Plan) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "TENSOR\tSHAPE\tDTYPE\tBITS\tAXIS\tHESSIAN\tBITS/WEIGHT\tSIZE\tCODED\tPART")
 	var weights, source, coded int64
@@ -313,7 +312,8 @@ file, under the names that they had. OUT becomes what IN is.`,
 			return existing(err)
 		}
 		bar.done()
-		return trellisResult{args[1], b.Name(), result}.print(cmd.OutOrStdout(), r.asJSON)
+		printed := trellisResult{args[1], b.Name(), result}
+		return emit(cmd.OutOrStdout(), r.asJSON, printed, printed.text)
 	}
 	return cmd
 }
@@ -347,11 +347,10 @@ bytes that one run writes.`,
 			return existing(err)
 		}
 		bar.done()
-		if asJSON {
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(trellisResult{Output: out, Result: r})
-		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %d parts, %d tensors\n", out, len(args)-1, r.Copied)
-		return err
+		return emit(cmd.OutOrStdout(), asJSON, trellisResult{Output: out, Result: r}, func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "%s: %d parts, %d tensors\n", out, len(args)-1, r.Copied)
+			return err
+		})
 	}
 	return cmd
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -34,7 +33,7 @@ type tableRow struct {
 	Scale  string  `json:"scale"`
 	Blocks int     `json:"blocks"`
 	MSE    float64 `json:"mse"`
-	StdErr float64 `json:"stderr"`
+	StdErr number  `json:"stderr"` // not finite for one row of blocks
 	Lloyd  float64 `json:"lloyd_max"`
 	Bound  float64 `json:"bound"` // 2^(−2k), the least at k bits
 }
@@ -59,7 +58,7 @@ cores.`, trellis.RowBlocks, longBlocks),
 	aliases(cmd, map[string]string{"k": "bits"})
 	cmd.Flags().IntSliceVar(&ks, "bits", []int{1, 2, 3, 4}, "bits per weight, 1 to 4 each")
 	cmd.Flags().IntVar(&blocks, "blocks", 4096, fmt.Sprintf("blocks per row of the table: a multiple of %d", trellis.RowBlocks))
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print it as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if blocks < trellis.RowBlocks || blocks%trellis.RowBlocks != 0 {
 			return usagef("--blocks %d: want a positive multiple of %d", blocks, trellis.RowBlocks)
@@ -75,10 +74,7 @@ cores.`, trellis.RowBlocks, longBlocks),
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(rows)
-		}
-		return printTable(cmd.OutOrStdout(), rows)
+		return emit(cmd.OutOrStdout(), asJSON, rows, func(w io.Writer) error { return printTable(w, rows) })
 	}
 	return cmd
 }
@@ -127,7 +123,7 @@ func distortionTable(ctx context.Context, ks []int, blocks int, step func(done, 
 		}
 		rows = append(rows, tableRow{
 			K: c.p.K, L: c.p.L, Code: c.p.Code.String(), Scale: c.p.Scale.String(),
-			Blocks: c.blocks, MSE: d.MSE, StdErr: d.StdErr,
+			Blocks: c.blocks, MSE: d.MSE, StdErr: number(d.StdErr),
 			Lloyd: lloydMax[c.p.K], Bound: math.Ldexp(1, -2*c.p.K),
 		})
 		done += cost(c)

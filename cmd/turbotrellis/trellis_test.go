@@ -141,12 +141,13 @@ func TestTable(t *testing.T) {
 			if !ok {
 				t.Errorf("unexpected row %s", name)
 			}
-			t.Logf("%s: %.5f ± %.5f, bound %.4f", name, r.MSE, r.StdErr, bound)
-			if !(r.StdErr > 0 && r.StdErr < bound/20) {
-				t.Errorf("%s: standard error %v of %v", name, r.StdErr, bound)
+			stdErr := float64(r.StdErr)
+			t.Logf("%s: %.5f ± %.5f, bound %.4f", name, r.MSE, stdErr, bound)
+			if !(stdErr > 0 && stdErr < bound/20) {
+				t.Errorf("%s: standard error %v of %v", name, stdErr, bound)
 			}
-			if !(r.MSE < bound+4*r.StdErr) {
-				t.Errorf("%s: %v ± %v, want at most %v", name, r.MSE, r.StdErr, bound)
+			if !(r.MSE < bound+4*stdErr) {
+				t.Errorf("%s: %v ± %v, want at most %v", name, r.MSE, stdErr, bound)
 			}
 			if r.MSE > r.Lloyd || r.MSE < r.Bound || r.Bound != math.Pow(4, -float64(r.K)) || r.Blocks != c.blocks {
 				t.Errorf("%s: %+v", name, r)
