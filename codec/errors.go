@@ -64,3 +64,14 @@ func (e *Error) Error() string {
 
 // Unwrap returns the class of the error.
 func (e *Error) Unwrap() error { return e.Err }
+
+// At returns the error as one of the tensor of the given name, of which the
+// operand was the elements from base.
+func (e *Error) At(tensor string, base int) *Error {
+	at := *e
+	at.Tensor = tensor
+	if at.Index != NoIndex {
+		at.Index += base
+	}
+	return &at
+}

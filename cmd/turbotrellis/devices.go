@@ -58,6 +58,9 @@ func listDevices() (*devices, error) {
 	list, err := device.List()
 	if errors.Is(err, gpu.ErrUnavailable) {
 		d.Reason = err.Error()
+		if e, ok := errors.AsType[*gpu.Error](err); ok && e.Detail != "" {
+			d.Reason = e.Detail // the rest says what was asked, and that it is unavailable
+		}
 		return d, nil
 	}
 	if err != nil {

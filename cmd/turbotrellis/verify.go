@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 
@@ -56,7 +55,7 @@ func verify(ctx context.Context, w io.Writer, b codec.Backend, o conformance.Opt
 	if ctx.Err() != nil {
 		return context.Cause(ctx) // a report of some of the cases would pass for one of all
 	}
-	if err := write(w, r, asJSON); err != nil {
+	if err := emit(w, asJSON, r, func(w io.Writer) error { return reportText(w, r) }); err != nil {
 		return err
 	}
 	switch {
@@ -68,12 +67,8 @@ func verify(ctx context.Context, w io.Writer, b codec.Backend, o conformance.Opt
 	return r.Err()
 }
 
-func write(w io.Writer, r *conformance.Report, asJSON bool) error {
-	if asJSON {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(r)
-	}
+// reportText prints a report.
+func reportText(w io.Writer, r *conformance.Report) error {
 	for _, f := range r.Failures {
 		if _, err := fmt.Fprintf(w, "%v\n\n", f); err != nil {
 			return err

@@ -476,16 +476,10 @@ func inPieces[S any](t *transcoder, rows, rowBytes int, slots []S, work func(s *
 // placed puts the tensor's own name into a codec's error, and the element's
 // index in the whole tensor.
 func placed(err error, name string, base int) error {
-	e, ok := errors.AsType[*codec.Error](err)
-	if !ok {
-		return err
+	if e, ok := errors.AsType[*codec.Error](err); ok {
+		return e.At(strconv.Quote(name), base)
 	}
-	at := *e
-	at.Tensor = strconv.Quote(name)
-	if at.Index != codec.NoIndex {
-		at.Index += base
-	}
-	return &at
+	return err
 }
 
 func sized(b []byte, n int) []byte {
