@@ -12,11 +12,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/ebitengine/purego"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/gpu/metal"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
@@ -98,6 +100,51 @@ func TestBadDevices(t *testing.T) {
 		}
 		if n := hostmetal.live(nil); n != 0 {
 			t.Errorf("%s: %d objects left", test.fault, n)
+		}
+	}
+}
+
+// A device whose command buffers the system ignores, or that does not answer, is lost: the call says so, the next
+// one has a new queue, memory from Alloc stays, and nothing is left behind. A second loss is for good.
+func TestLostByMetal(t *testing.T) {
+	start(t, Options{}).Close()
+	for _, name := range []string{"command-ignored", "command-hang"} {
+		b, err := Open(deviceName, func() (gpu.Device, error) { return metal.Open(gpu.Options{Timeout: 3 * time.Second}) }, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := newExercise(t, b)
+		kv := newCodec(t, b, codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0})
+		x, err := b.NewTensor(codec.F32, 6, 64)
+		e.must(err)
+		copy(x.Data, tensor(codec.F32, samples(6, 64, 1), 6, 64).Data)
+		var want, k codec.Keys
+		e.must(kv.EncodeKeys(&want, x))
+		for range 2 {
+			fault(t, name, 1)
+			if err := kv.EncodeKeys(&k, x); !errors.Is(err, gpu.ErrLost) {
+				t.Errorf("%s: %v", name, err)
+			}
+			hostmetal.clear()
+			err := kv.EncodeKeys(&k, x)
+			if errors.Is(err, gpu.ErrLost) {
+				break // the second time
+			}
+			e.must(err)
+			e.same(name, 0, k.Codes, want.Codes)
+		}
+		if err := kv.EncodeKeys(&k, x); !errors.Is(err, gpu.ErrLost) {
+			t.Errorf("%s, twice: %v", name, err)
+		}
+		e.must(b.Close())
+		for range 500 { // a run that was given up may still be on its way out
+			if hostmetal.live(nil) == 0 {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := hostmetal.live(nil); n != 0 {
+			t.Errorf("%s: %d objects left", name, n)
 		}
 	}
 }

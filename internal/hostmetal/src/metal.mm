@@ -33,18 +33,19 @@ namespace {
 
 enum Fault {
   kNoDevice, kNoQueue, kNoLibrary, kNoFunction, kNoPipeline, kNoCommandBuffer, kNoEncoder, kNoBuffer,
-  kCommandOutOfMemory, kCommandTimeout, kCommandPageFault,
+  kCommandOutOfMemory, kCommandTimeout, kCommandPageFault, kCommandIgnored, kCommandHang,
   kContracts, kRoundsWrongly, kWidth16, kThreads256, kLittleMemory,
   kFaults
 };
 const char *const kFaultNames[kFaults] = {
     "no-device", "no-queue", "no-library", "no-function", "no-pipeline", "no-command-buffer", "no-encoder", "no-buffer",
-    "command-out-of-memory", "command-timeout", "command-page-fault",
+    "command-out-of-memory", "command-timeout", "command-page-fault", "command-ignored", "command-hang",
     "contracts", "rounds-wrongly", "width-16", "threads-256", "little-memory"};
 constexpr size_t kLittle = 1 << 20;
 
 std::mutex fault_mutex;
 long faults[kFaults];
+std::atomic<bool> hung;  // a command buffer, until faults are cleared
 
 bool trait(Fault f) {
   std::lock_guard<std::mutex> lock(fault_mutex);
@@ -212,9 +213,10 @@ struct Work {
     failure = text;
   }
 
-  void run() {
+  void run(bool ignored) {
     start = seconds();
-    if (strikes(kCommandOutOfMemory)) fail(MTLCommandBufferErrorOutOfMemory, "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)");
+    if (ignored) fail(MTLCommandBufferErrorAccessRevoked, "Ignored (for causing prior/excessive GPU errors) (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)");
+    else if (strikes(kCommandOutOfMemory)) fail(MTLCommandBufferErrorOutOfMemory, "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)");
     else if (strikes(kCommandTimeout)) fail(MTLCommandBufferErrorTimeout, "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)");
     else if (strikes(kCommandPageFault)) fail(MTLCommandBufferErrorPageFault, "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)");
     else execute();
@@ -253,6 +255,7 @@ struct Work {
 struct Lane {
   std::mutex mutex;
   std::deque<std::shared_ptr<Work>> pending;
+  bool ignored = false;  // for good
 
   void commit(const std::shared_ptr<Work> &w) {
     std::lock_guard<std::mutex> lock(mutex);
@@ -264,7 +267,10 @@ struct Lane {
     while (w->status == MTLCommandBufferStatusCommitted) {
       auto first = pending.front();
       pending.pop_front();
-      first->run();
+      if (strikes(kCommandHang)) hung = true;
+      while (hung) usleep(1000);
+      if (strikes(kCommandIgnored)) ignored = true;
+      first->run(ignored);
     }
   }
   NSUInteger poll(const std::shared_ptr<Work> &w) {
@@ -992,6 +998,7 @@ int hostmetal_set_fault(const char *name, long n) {
 void hostmetal_clear_faults(void) {
   std::lock_guard<std::mutex> lock(fault_mutex);
   for (long &f : faults) f = 0;
+  hung = false;
 }
 
 long hostmetal_live_count(const char *name) {

@@ -1119,6 +1119,14 @@ static void test_faults(void) {
     cb = run(g, "k", 1, &x, 5, 1, 32, 0);
     CHECK([cb status] == MTLCommandBufferStatusCompleted && ((unsigned *)[x contents])[0] == 5, "after %s", commands[i].name);
   }
+  hostmetal_set_fault("command-ignored", 1);
+  for (int i = 0; i < 2; i++) {
+    id<MTLCommandBuffer> cb = run(g, "k", 1, &x, 5, 1, 32, 0);
+    CHECK([cb status] == MTLCommandBufferStatusError && [[cb error] code] == 4, "command-ignored, %d", i);
+  }
+  [g.queue release];
+  g.queue = [g.device newCommandQueue];
+  CHECK([run(g, "k", 1, &x, 5, 1, 32, 0) status] == MTLCommandBufferStatusCompleted, "a new queue after command-ignored");
   close_gpu(g);
 
   hostmetal_set_fault("width-16", -1);

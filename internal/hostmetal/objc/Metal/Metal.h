@@ -50,6 +50,7 @@ enum {
   MTLCommandBufferErrorInternal = 1,
   MTLCommandBufferErrorTimeout = 2,
   MTLCommandBufferErrorPageFault = 3,
+  MTLCommandBufferErrorAccessRevoked = 4,
   MTLCommandBufferErrorOutOfMemory = 8,
   MTLCommandBufferErrorInvalidResource = 9,
 };
