@@ -43,6 +43,16 @@ type keyCoder struct {
 	simd keyKernels
 }
 
+// batch is the number of groups whose scales vector kernels compute at once.
+const batch = 8
+
+// keyBatch is what the steps of a vector kernel hand on.
+type keyBatch struct {
+	x               [batch * maxGroup]float32 // canonical
+	lo, hi          [batch]uint32             // bits
+	scale, se, zero [batch]uint32
+}
+
 // keyKernels are vector kernels: nil, or for every group but those they say they cannot do.
 type keyKernels struct {
 	encode func(c *keyCoder, w *row, codes, scales, zeros, src []byte, t codec.DType) found

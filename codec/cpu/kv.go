@@ -41,6 +41,8 @@ type row struct {
 	x        []float32 // a row of values
 	src, dst []byte    // a row of a tensor with gaps, without them
 	group    group
+	batch    keyBatch // vector kernels
+	pad      [128]byte
 }
 
 // group is scratch for one group of at most 64 elements.

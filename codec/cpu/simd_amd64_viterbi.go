@@ -11,30 +11,26 @@ import (
 // stepsSIMD returns the vector steps for p at a level, or nil where there are none.
 //
 // Lanes are neighbouring groups j of the next step. For each m their predecessors j + m·2^(L−K) lie in a row,
-// and those are successors of groups of which 2^K lanes share one: its cost is spread with a permutation of one
-// load, or for K from 3 (4) on, where a whole vector shares it, broadcast. Squares are computed again: a
+// and those are successors of groups of which 2^K lanes share one: a permutation of one load spreads its cost.
+// Squares are computed again: a
 // multiplication costs less than a load of a table that does not fit the first cache.
 func stepsSIMD(p trellis.Params, level Level) steps {
 	groups := 1 << (p.L - p.K)
 	switch {
 	case 2*p.K > p.L || p.K > 4:
 		return nil
-	case level >= AVX512 && p.K <= 3 && groups >= 16<<p.K:
-		return [...]steps{1: steps1AVX512, 2: steps2AVX512, 3: steps3AVX512}[p.K]
-	case level >= AVX512 && p.K == 4 && groups >= 16:
-		return steps4AVX512
-	case level >= AVX2 && p.K <= 2 && groups >= 8<<p.K:
-		return [...]steps{1: steps1AVX2, 2: steps2AVX2}[p.K]
-	case level >= AVX2 && p.K >= 3 && groups >= 8:
-		return stepsAVX2
+	case level >= AVX512 && groups >= 16<<p.K:
+		return [...]steps{1: steps1AVX512, 2: steps2AVX512, 3: stepsAVX512, 4: stepsAVX512}[p.K]
+	case level >= AVX2 && groups >= 8<<p.K:
+		return [...]steps{1: steps1AVX2, 2: steps2AVX2, 3: stepsAVX2, 4: stepsAVX2}[p.K]
 	}
 	return nil
 }
 
 // spread8[K] and spread16[K] hold, for each of 2^K vectors, the lanes of one load that its lanes share.
 var (
-	spread8  [3][4][8]uint32
-	spread16 [4][8][16]uint32
+	spread8  [5][16][8]uint32
+	spread16 [5][16][16]uint32
 )
 
 func init() {
@@ -126,19 +122,23 @@ func steps2AVX2(c *weights, next, least []float32, x2 float32) {
 	archsimd.ClearAVXUpperBits()
 }
 
-// stepsAVX2 is for K of 3 and 4, where a vector has one group of predecessors' group.
+// stepsAVX2 is for K of 3 and 4.
 func stepsAVX2(c *weights, next, least []float32, x2 float32) {
 	x := archsimd.BroadcastFloat32x8(x2)
 	k := c.p.K & 7
 	n := len(least)
-	for j := 0; j+8 <= n; j += 8 {
-		f := archsimd.LoadFloat32x8((*[8]float32)(c.values[j:]))
-		d := f.Mul(f).Sub(x.Mul(f)).Add(archsimd.BroadcastFloat32x8(least[j>>k]))
-		for m := 1; m < 1<<k; m++ {
-			f = archsimd.LoadFloat32x8((*[8]float32)(c.values[m*n+j:]))
-			d = d.Min(f.Mul(f).Sub(x.Mul(f)).Add(archsimd.BroadcastFloat32x8(least[(m*n+j)>>k])))
+	for j := 0; j+8<<k <= n; j += 8 << k {
+		for v := range 1 << k {
+			i := archsimd.LoadUint32x8(&spread8[k%5][v&15])
+			at, from := j+8*v, j>>k
+			f := archsimd.LoadFloat32x8((*[8]float32)(c.values[at:]))
+			d := f.Mul(f).Sub(x.Mul(f)).Add(archsimd.LoadFloat32x8((*[8]float32)(least[from:])).Permute(i))
+			for at, from = at+n, from+n>>k; at < len(c.values); at, from = at+n, from+n>>k {
+				f = archsimd.LoadFloat32x8((*[8]float32)(c.values[at:]))
+				d = d.Min(f.Mul(f).Sub(x.Mul(f)).Add(archsimd.LoadFloat32x8((*[8]float32)(least[from:])).Permute(i)))
+			}
+			d.Store((*[8]float32)(next[j+8*v:]))
 		}
-		d.Store((*[8]float32)(next[j:]))
 	}
 	archsimd.ClearAVXUpperBits()
 }
@@ -215,38 +215,23 @@ func steps2AVX512(c *weights, next, least []float32, x2 float32) {
 	archsimd.ClearAVXUpperBits()
 }
 
-// steps3AVX512: half a vector has one group of predecessors' group.
-func steps3AVX512(c *weights, next, least []float32, x2 float32) {
+// stepsAVX512 is for K of 3 and 4.
+func stepsAVX512(c *weights, next, least []float32, x2 float32) {
 	x := archsimd.BroadcastFloat32x16(x2)
+	k := c.p.K & 7
 	n := len(least)
-	for j := 0; j+128 <= n; j += 128 {
-		for v := 0; v < 8; v++ {
-			i := archsimd.LoadUint32x16(&spread16[3][v])
-			at := j + 16*v
+	for j := 0; j+16<<k <= n; j += 16 << k {
+		for v := range 1 << k {
+			i := archsimd.LoadUint32x16(&spread16[k%5][v&15])
+			at, from := j+16*v, j>>k
 			f := archsimd.LoadFloat32x16((*[16]float32)(c.values[at:]))
-			d := f.Mul(f).Sub(x.Mul(f)).Add(archsimd.LoadFloat32x16((*[16]float32)(least[j/8:])).Permute(i))
-			for m := 1; m < 8; m++ {
-				f = archsimd.LoadFloat32x16((*[16]float32)(c.values[m*n+at:]))
-				d = d.Min(f.Mul(f).Sub(x.Mul(f)).Add(archsimd.LoadFloat32x16((*[16]float32)(least[(m*n+j)/8:])).Permute(i)))
+			d := f.Mul(f).Sub(x.Mul(f)).Add(archsimd.LoadFloat32x16((*[16]float32)(least[from:])).Permute(i))
+			for at, from = at+n, from+n>>k; at < len(c.values); at, from = at+n, from+n>>k {
+				f = archsimd.LoadFloat32x16((*[16]float32)(c.values[at:]))
+				d = d.Min(f.Mul(f).Sub(x.Mul(f)).Add(archsimd.LoadFloat32x16((*[16]float32)(least[from:])).Permute(i)))
 			}
-			d.Store((*[16]float32)(next[at:]))
+			d.Store((*[16]float32)(next[j+16*v:]))
 		}
-	}
-	archsimd.ClearAVXUpperBits()
-}
-
-// steps4AVX512: a vector has one group of predecessors' group.
-func steps4AVX512(c *weights, next, least []float32, x2 float32) {
-	x := archsimd.BroadcastFloat32x16(x2)
-	n := len(least)
-	for j := 0; j+16 <= n; j += 16 {
-		f := archsimd.LoadFloat32x16((*[16]float32)(c.values[j:]))
-		d := f.Mul(f).Sub(x.Mul(f)).Add(archsimd.BroadcastFloat32x16(least[j/16]))
-		for m := 1; m < 16; m++ {
-			f = archsimd.LoadFloat32x16((*[16]float32)(c.values[m*n+j:]))
-			d = d.Min(f.Mul(f).Sub(x.Mul(f)).Add(archsimd.BroadcastFloat32x16(least[(m*n+j)/16])))
-		}
-		d.Store((*[16]float32)(next[j:]))
 	}
 	archsimd.ClearAVXUpperBits()
 }
