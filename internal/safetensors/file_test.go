@@ -116,6 +116,7 @@ func TestMalformed(t *testing.T) {
 		{"begin past end", build(`{`+u8("a", "[1]", "[1,0]")+`}`, 1), "a", "begin 1 is past end 0"},
 		{"end past the file", build(`{`+u8("a", "[2]", "[0,2]")+`}`, 1), "a", "past the payload's 1 bytes"},
 		{"range too short", build(`{`+u8("a", "[3]", "[0,2]")+`}`, 2), "a", "range of 2 bytes, but U8 [3] takes 3"},
+		{"second range too short", build(`{`+u8("a", "[2]", "[0,2]")+`,`+u8("b", "[3]", "[2,3]")+`}`, 3), "b", "range of 1 bytes"},
 		{"range too long", build(`{`+u8("a", "[1]", "[0,2]")+`}`, 2), "a", "range of 2 bytes"},
 		{"range of an empty tensor", build(`{`+u8("a", "[0]", "[0,1]")+`}`, 1), "a", "range of 1 bytes"},
 
