@@ -3,9 +3,13 @@ package codec_test
 import (
 	"encoding/json"
 	"errors"
+	"go/parser"
+	"go/token"
 	"io"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -13,15 +17,15 @@ import (
 const module = "github.com/turbotrellis/turbotrellis/"
 
 type listed struct {
-	ImportPath string
-	Standard   bool
-	Imports    []string
+	ImportPath, Dir         string
+	Standard                bool
+	Imports, IgnoredGoFiles []string
 }
 
 // list runs go list -json, with -deps if deps, on a package of this module.
 func list(t *testing.T, pkg string, deps bool) []listed {
 	t.Helper()
-	args := []string{"list", "-json=ImportPath,Standard,Imports"}
+	args := []string{"list", "-json=ImportPath,Dir,Standard,Imports,IgnoredGoFiles"}
 	if deps {
 		args = append(args, "-deps")
 	}
@@ -63,12 +67,40 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
+// go mod vendor looks past build tags: who vendors these packages gets the
+// standard library only, whatever the tags of their files.
+func TestVendored(t *testing.T) {
+	for _, pkg := range []string{"codec", "codec/driver", "codec/ref", "codec/cpu"} {
+		for _, p := range list(t, pkg, true) {
+			for _, name := range p.IgnoredGoFiles {
+				if p.Standard || strings.HasSuffix(name, "_test.go") {
+					continue
+				}
+				f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil, parser.ImportsOnly)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, i := range f.Imports {
+					if path, _ := strconv.Unquote(i.Path.Value); strings.Contains(path, ".") && !strings.HasPrefix(path, module) {
+						t.Errorf("%s: %s imports %s", p.ImportPath, name, path)
+					}
+				}
+			}
+		}
+	}
+}
+
 // The contract brings in no implementation of it; the reference has the front
 // end before it and calls nothing that dispatches.
 func TestReachesNoBackend(t *testing.T) {
 	for _, p := range list(t, "codec", true) {
 		if strings.HasPrefix(p.ImportPath, module+"codec/") {
 			t.Errorf("codec depends on %s", p.ImportPath)
+		}
+	}
+	for _, p := range list(t, "codec/driver", true) {
+		if rest, ok := strings.CutPrefix(p.ImportPath, module+"codec/"); ok && rest != "driver" {
+			t.Errorf("codec/driver depends on %s", p.ImportPath)
 		}
 	}
 	for _, p := range list(t, "codec/ref", true) {
@@ -78,14 +110,15 @@ func TestReachesNoBackend(t *testing.T) {
 	}
 }
 
-// Leaf packages import the standard library, pack and internal packages.
+// Leaf packages import the standard library, but nothing that varies from run to
+// run, pack and internal packages.
 func TestLeavesImportOnlyPack(t *testing.T) {
 	for _, pkg := range []string{"pack", "hadamard", "lloydmax", "affine", "trellis"} {
 		p := list(t, pkg, false)[0]
 		for _, imported := range p.Imports {
 			ours, ok := strings.CutPrefix(imported, module)
 			switch {
-			case !ok && strings.Contains(imported, "."):
+			case !ok && (strings.Contains(imported, ".") || strings.HasPrefix(imported, "math/rand") || imported == "time" || imported == "sync"):
 				t.Errorf("%s imports %s", pkg, imported)
 			case ok && ours != "pack" && !strings.HasPrefix(ours, "internal/"):
 				t.Errorf("%s imports %s", pkg, ours)

@@ -51,17 +51,17 @@ standard error, the error of the optimal scalar quantiser (Lloyd–Max) and the
 least error that k bits allow, 2^(-2k).
 
 The rows of L = 16 take at most %d blocks. The default takes some minutes on two
-cores.`, trellis.RowBlocks, longBlocks),
+cores.`, rowBlocks, longBlocks),
 		Example: `  turbotrellis trellis table --bits 2,3 --blocks 256`,
 		Args:    exactly(0),
 	}
 	aliases(cmd, map[string]string{"k": "bits"})
 	cmd.Flags().IntSliceVar(&ks, "bits", []int{1, 2, 3, 4}, "bits per weight, 1 to 4 each")
-	cmd.Flags().IntVar(&blocks, "blocks", 4096, fmt.Sprintf("blocks per row of the table: a multiple of %d", trellis.RowBlocks))
+	cmd.Flags().IntVar(&blocks, "blocks", 4096, fmt.Sprintf("blocks per row of the table: a multiple of %d", rowBlocks))
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if blocks < trellis.RowBlocks || blocks%trellis.RowBlocks != 0 {
-			return usagef("--blocks %d: want a positive multiple of %d", blocks, trellis.RowBlocks)
+		if blocks < rowBlocks || blocks%rowBlocks != 0 {
+			return usagef("--blocks %d: want a positive multiple of %d", blocks, rowBlocks)
 		}
 		for _, k := range ks {
 			if _, ok := lloydMax[k]; !ok {
@@ -117,7 +117,7 @@ func distortionTable(ctx context.Context, ks []int, blocks int, step func(done, 
 	step(0, total)
 	rows := []tableRow{}
 	for _, c := range cases {
-		d, err := trellis.MeasureDistortion(ctx, c.p, c.blocks, tableSeed, runtime.GOMAXPROCS(0))
+		d, err := measureDistortion(ctx, c.p, c.blocks, tableSeed, runtime.GOMAXPROCS(0))
 		if err != nil {
 			return nil, err
 		}

@@ -17,7 +17,6 @@ import (
 	"github.com/turbotrellis/turbotrellis/internal/safetensors/safetensorstest"
 	"github.com/turbotrellis/turbotrellis/internal/vectors"
 	"github.com/turbotrellis/turbotrellis/model"
-	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
 // command runs the command in this process.
@@ -176,7 +175,7 @@ func TestTableCases(t *testing.T) {
 		if c.p.L == 16 {
 			want = 256
 		}
-		if c.blocks != want || c.p.T != 256 || c.p.FreeEnds || c.blocks%trellis.RowBlocks != 0 {
+		if c.blocks != want || c.p.T != 256 || c.p.FreeEnds || c.blocks%rowBlocks != 0 {
 			t.Errorf("%+v", c)
 		}
 		n++
