@@ -98,7 +98,7 @@ cuda-check: ## the kernels through NVRTC, the CUDA device over a driver in Go; w
 		TURBOTRELLIS_NVRTC=$(CURDIR)/$$NVRTC CGO_ENABLED=0 go test -timeout 60m -tags cuda ./gpu/cuda ./codec/cuda ./codec/auto
 
 CUDA := REQUIRE_BACKENDS=cuda CGO_ENABLED=0 go test -count=1 -timeout 120m -tags cuda
-CUDA_SANITIZER := compute-sanitizer --tool $(SAN) --error-exitcode 9 $(if $(filter memcheck,$(SAN)),--padding 256)
+CUDA_SANITIZER := compute-sanitizer --tool $(SAN) --error-exitcode 9 $(if $(filter memcheck,$(SAN)),--padding 256 --report-api-errors no)
 conformance-cuda: ## the CUDA backend on an NVIDIA GPU (SAN=)
 ifeq ($(SAN),)
 	CONFORMANCE_FORM=normal $(CUDA) -v -run '^(TestConformance|TestEveryKernel)$$' ./codec/gpu

@@ -21,11 +21,12 @@ one() {
 	bits=$?
 	TURBOTRELLIS_TEST_BARRIER=$1 compute-sanitizer --tool racecheck --error-exitcode 9 "$test" -test.run '^TestBarrier$' -test.v >"$dir/$1.race" 2>&1
 	hazards=$(grep -o 'RACECHECK SUMMARY: [0-9]*' "$dir/$1.race" | grep -o '[0-9]*$')
-	what=$(grep -oh 'removed .*' "$dir/$1" "$dir/$1.race" | head -1)
-	case "$bits" in 0) seen="" ;; *) seen="bits" ;; esac
+	what=$(grep -oh '[a-z]*\.metal:[0-9]*: threadgroup_barrier.*' "$dir/$1" "$dir/$1.race" | head -1)
+	seen=""
+	[ "$bits" -ne 0 ] && seen=" bits"
 	[ "${hazards:-0}" -gt 0 ] && seen="$seen racecheck($hazards)"
-	grep -q 'no barrier was removed\|there are [0-9]* barriers\|SKIP' "$dir/$1" && seen="NOT RUN"
-	echo "$1 ${what:-$(tail -3 "$dir/$1" | tr '\n' ' ')}: ${seen:-unseen}"
+	grep -q 'no barrier was removed\|there are [0-9]* barriers\|SKIP' "$dir/$1" && seen=" NOT RUN"
+	echo "$1 ${what:-?}:${seen:- unseen}"
 }
 export -f one
 export dir test

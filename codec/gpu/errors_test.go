@@ -211,6 +211,9 @@ func TestBadOperands(t *testing.T) {
 		t.Errorf("huge tensor: %v", err)
 	}
 	big := codec.KVParams{HeadDim: 64, ValueHeadDim: 28 << 10, Keys: codec.Q4_0, Values: codec.Q3_0}
+	for 4*big.ValueHeadDim <= b.Info().MaxThreadgroupMemory {
+		big.ValueHeadDim *= 2
+	}
 	if _, err := b.KV(big); !errors.Is(err, codec.ErrUnsupported) {
 		t.Errorf("a row beyond threadgroup memory: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -63,8 +64,13 @@ extern "C" __global__ void reverse(unsigned* x, const __grid_constant__ uint2 n,
     for (unsigned i = threadIdx.x; i < n.x; i += blockDim.x) x[i] = room[i];
 }
 
-extern "C" __global__ void fault(unsigned* x, const __grid_constant__ Part p) { x[1ul << 40] = 1; }
+// What ends a context.
+extern "C" __global__ void illegal(unsigned* x, const __grid_constant__ Part p) { x[1ul << 40] = 1; }
+extern "C" __global__ void misaligned(unsigned* x, const __grid_constant__ Part p) { *(unsigned*)((char*)x + 1) = 1; }
+extern "C" __global__ void trap(unsigned* x, const __grid_constant__ Part p) { __trap(); }
 `
+
+var faults = []string{"illegal", "misaligned", "trap"}
 
 func realKernels(t testing.TB, d gpu.Device) map[string]gpu.Pipeline {
 	t.Helper()
@@ -73,7 +79,7 @@ func realKernels(t testing.TB, d gpu.Device) map[string]gpu.Pipeline {
 		t.Fatal(err)
 	}
 	p := map[string]gpu.Pipeline{}
-	for _, name := range []string{"add", "visit", "reverse", "fault"} {
+	for _, name := range append([]string{"add", "visit", "reverse"}, faults...) {
 		if p[name], err = l.Pipeline(name); err != nil {
 			t.Fatal(err)
 		}
@@ -179,38 +185,77 @@ func TestHardwareLimits(t *testing.T) {
 	t.Logf("%d bytes of threadgroup memory", most)
 }
 
-// An illegal access ends the context and nothing else: not another device's, not this process, not shared
-// memory; and Reset brings it back.
+// A fault is ErrLost, from then on too. Reset either brings the device back, with shared memory as it was, or is
+// ErrLost: what the driver allows is logged. Each fault has a process of its own, since it may end CUDA for all of
+// it.
 func TestHardwareLost(t *testing.T) {
 	if os.Getenv("TURBOTRELLIS_SANITIZED") != "" {
-		t.Skip("a sanitizer reports the access")
+		t.Skip("a sanitizer reports the fault")
 	}
-	d, other := openReal(t), openReal(t)
-	p, q := realKernels(t, d), realKernels(t, other)
-	x, s := realBuffer(t, d.NewBuffer, 1), realBuffer(t, d.NewShared, 5)
-	y := realBuffer(t, other.NewBuffer, 1)
-	_, err := d.Run(gpu.Dispatch{Pipeline: p["fault"], Buffers: []gpu.Binding{{Buffer: x}}, Groups: [3]int{1, 1, 1}, GroupSize: [3]int{1, 1, 1}})
-	if !errors.Is(err, gpu.ErrLost) || !strings.Contains(err.Error(), "fault: device lost: cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS") {
+	openReal(t).Close()
+	for _, fault := range faults {
+		t.Run(fault, func(t *testing.T) {
+			cmd := exec.Command(os.Args[0], "-test.run", "^TestHardwareFault$", "-test.v")
+			cmd.Env = append(os.Environ(), faultVariable+"="+fault)
+			out, err := cmd.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "PASS: TestHardwareFault") {
+				t.Errorf("%v\n%s", err, out)
+			}
+			for line := range strings.Lines(string(out)) {
+				if strings.Contains(line, "hardware_test.go") {
+					t.Log(strings.TrimSpace(line))
+				}
+			}
+		})
+	}
+}
+
+const faultVariable = "TURBOTRELLIS_TEST_FAULT"
+
+// TestHardwareFault is what TestHardwareLost starts.
+func TestHardwareFault(t *testing.T) {
+	fault := os.Getenv(faultVariable)
+	if fault == "" {
+		t.Skip("for TestHardwareLost")
+	}
+	d, err := Open(Options{})
+	if err != nil {
 		t.Fatal(err)
 	}
+	p := realKernels(t, d)
+	x, s := realBuffer(t, d.NewBuffer, 1), realBuffer(t, d.NewShared, 5)
+	_, err = d.Run(gpu.Dispatch{Pipeline: p[fault], Buffers: []gpu.Binding{{Buffer: x}}, Groups: [3]int{1, 1, 1}, GroupSize: [3]int{1, 1, 1}})
+	if !errors.Is(err, gpu.ErrLost) || !strings.Contains(err.Error(), fault+": device lost: ") {
+		t.Fatal(err)
+	}
+	t.Log(err)
 	if err := x.Upload(0, little(2)); !errors.Is(err, gpu.ErrLost) {
 		t.Error(err)
 	}
-	add := func(p map[string]gpu.Pipeline, from, to gpu.Buffer) gpu.Dispatch {
-		return gpu.Dispatch{Pipeline: p["add"], Buffers: []gpu.Binding{{Buffer: from}, {Buffer: to}}, Args: little(1, 0), Groups: [3]int{1, 1, 1}, GroupSize: [3]int{1, 1, 1}}
+	r := d.(gpu.Resetter)
+	if err := r.Reset(); err != nil {
+		t.Log("Reset: ", err)
+		if !errors.Is(err, gpu.ErrLost) || !r.Lost() || !bytes.Equal(s.Bytes(), little(5)) {
+			t.Errorf("lost %t, %v, %v", r.Lost(), s.Bytes(), err)
+		}
+		if _, err := d.NewBuffer(4); !errors.Is(err, gpu.ErrLost) {
+			t.Error(err)
+		}
+	} else {
+		t.Log("Reset brought the device back")
+		p = realKernels(t, d)
+		x = realBuffer(t, d.NewBuffer, 0)
+		add := func(from, to gpu.Buffer) gpu.Dispatch {
+			return gpu.Dispatch{Pipeline: p["add"], Buffers: []gpu.Binding{{Buffer: from}, {Buffer: to}}, Args: little(1, 0), Groups: [3]int{1, 1, 1}, GroupSize: [3]int{1, 1, 1}}
+		}
+		run(t, d, add(s, x), add(x, s))
+		if got := realWords(t, x); got[0] != 6 || !bytes.Equal(s.Bytes(), little(7)) {
+			t.Errorf("%v, %v", got, s.Bytes())
+		}
 	}
-	run(t, other, add(q, y, y))
-	if got := realWords(t, y); got[0] != 2 {
-		t.Errorf("the other device has %v", got)
-	}
-	if err := d.(gpu.Resetter).Reset(); err != nil {
-		t.Fatal(err)
-	}
-	p = realKernels(t, d)
-	x = realBuffer(t, d.NewBuffer, 0)
-	run(t, d, add(p, s, x), add(p, x, s))
-	if got := realWords(t, x); got[0] != 6 || !bytes.Equal(s.Bytes(), little(7)) {
-		t.Errorf("%v, %v", got, s.Bytes())
+	s.Release()
+	if err := d.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
