@@ -146,6 +146,42 @@ type TrellisExpandArgs struct {
 	Wide, Col0                               uint32
 }
 
+// ProductInputArgs: rows of x to canonical f32 without gaps.
+type ProductInputArgs struct {
+	X                              View
+	N1, N2, Row0, Rows, Dim, XType uint32
+}
+
+// ProductArgs: x is what ProductInputArgs made, Rows rows of Cols; rows of Y are Row0 on. The dispatch has
+// Tiles tiles of rows from tile Tile0 on, each of the kernel's height, the last of which may be short, for all
+// Outputs. Codes and scales are those of a whole matrix, as in TrellisExpandArgs for trellis weights; for affine
+// ones Codes counts uint32 words and WeightType is the type of the scales and biases, rows on stride S2. Cols is a
+// multiple of 4, except for weights that are coded along the outputs.
+type ProductArgs struct {
+	Codes, Scales, Biases, Y              View
+	N1, N2, Row0, Rows, Outputs, Cols     uint32
+	Tile0, Tiles                          uint32
+	Block, StateBits, Bits, Code          uint32
+	Interleaved, Group, WeightType, YType uint32
+}
+
+// AffineArgs: X is the input of affine_quantize and the output of affine_dequantize, for which Wide is as in
+// KeysDecodeArgs. Codes are bytes; Type is that of all else.
+type AffineArgs struct {
+	X, Codes, Scales, Biases View
+	N1, N2, Row0, Rows       uint32
+	Dim, Group, Bits, Type   uint32
+	Wide, Pad                uint32
+}
+
+// MaskArgs: Words is at most ⌈Dim/32⌉. mask_any writes a word per row, not 0 if the row allows a token.
+type MaskArgs struct {
+	X, Mask, Y         View
+	N1, N2, Row0, Rows uint32
+	Dim, Words, Type   uint32
+	Pad                uint32
+}
+
 // CanaryArgs: Count triples of f32 bit patterns; Subnormal is 0x00400000.
 type CanaryArgs struct {
 	Count, Subnormal uint32

@@ -404,3 +404,56 @@ static inline void transform_row(threadgroup float* buf, uint d, uint m, bool tr
 static inline uint sign_bit(const device uint* signs, uint j) {
     return (signs[j >> 5] >> (j & 31u)) & 1u;
 }
+
+// ---- trellis codes and windows (numerics §6) ----
+
+constant uint code_1mad_divisor = 0x4313ccf0u;    // 147.800537109375, exact
+constant uint code_1mad_reciprocal = 0x3bddb447u; // its rounded reciprocal
+
+// The refined quotient is y / divisor correctly rounded for every y in [−510, 510].
+static inline float code_1mad(uint state) {
+    const uint x = state * 34038481u + 76625530u;
+    const uint sum = (x & 255u) + ((x >> 8) & 255u) + ((x >> 16) & 255u) + (x >> 24);
+    const float y = float(int(sum) - 510);
+    const float d = as_type<float>(code_1mad_divisor);
+    const float r = as_type<float>(code_1mad_reciprocal);
+    const float q = y * r;
+    const float e = fma(-q, d, y);
+    return fma(e, r, q);
+}
+
+static inline float code_3inst(uint state) {
+    const uint x = state * 89226354u + 64248484u;
+    const uint halves = (x & 0x8fff8fffu) ^ 0x3b603b60u;
+    const float hi = from_f16(ushort(halves >> 16));
+    const float lo = from_f16(ushort(halves & 0xffffu));
+    return hi + lo;
+}
+
+static inline float code_value(uint state, uint code, const device float* table) {
+    if (code == CODE_1MAD) {
+        return code_1mad(state);
+    }
+    if (code == CODE_3INST) {
+        return code_3inst(state);
+    }
+    return table[state];
+}
+
+// 33 bits or more of the block's circular stream from bit `bit` on.
+static inline ulong trellis_window(const device uint* codes, long in, long stride, uint words, uint bit) {
+    const uint w = bit >> 5;
+    const uint following = w + 1u == words ? 0u : w + 1u;
+    const uint lo = codes[in + long(w) * stride];
+    const uint hi = codes[in + long(following) * stride];
+    return (ulong(lo) | (ulong(hi) << 32)) >> (bit & 31u);
+}
+
+// ---- affine rows (numerics §8) ----
+
+static inline float affine_weight(uint index, float scale, float bias, uint type) {
+    const float product = float(index) * scale;
+    const float rounded = stored(product, type);
+    const float sum = rounded + bias;
+    return stored(sum, type);
+}

@@ -211,6 +211,74 @@ struct TrellisExpandArgs {
 };
 static_assert(sizeof(TrellisExpandArgs) == 168, "TrellisExpandArgs is laid out as in args.go");
 
+struct ProductInputArgs {
+    View x;
+    uint n1;
+    uint n2;
+    uint row0;
+    uint rows;
+    uint dim;
+    uint x_type;
+};
+static_assert(sizeof(ProductInputArgs) == 64, "ProductInputArgs is laid out as in args.go");
+
+struct ProductArgs {
+    View codes;
+    View scales;
+    View biases;
+    View y;
+    uint n1;
+    uint n2;
+    uint row0;
+    uint rows;
+    uint outputs;
+    uint cols;
+    uint tile0;
+    uint tiles;
+    uint block;
+    uint state_bits;
+    uint bits;
+    uint code;
+    uint interleaved;
+    uint group;
+    uint weight_type;
+    uint y_type;
+};
+static_assert(sizeof(ProductArgs) == 224, "ProductArgs is laid out as in args.go");
+
+struct AffineArgs {
+    View x;
+    View codes;
+    View scales;
+    View biases;
+    uint n1;
+    uint n2;
+    uint row0;
+    uint rows;
+    uint dim;
+    uint group;
+    uint bits;
+    uint type;
+    uint wide;
+    uint pad;
+};
+static_assert(sizeof(AffineArgs) == 200, "AffineArgs is laid out as in args.go");
+
+struct MaskArgs {
+    View x;
+    View mask;
+    View y;
+    uint n1;
+    uint n2;
+    uint row0;
+    uint rows;
+    uint dim;
+    uint words;
+    uint type;
+    uint pad;
+};
+static_assert(sizeof(MaskArgs) == 152, "MaskArgs is laid out as in args.go");
+
 struct CanaryArgs {
     uint count;
     uint subnormal;

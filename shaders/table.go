@@ -24,6 +24,14 @@ var ops = []struct{ op, does, threads, memory, moved, barriers string }{
 	{"trellis_expand4", "four weights from one window", "256, 4 elements per thread", "none", "b/8 + y", "0"},
 	{"trellis_tile", "the same over interleaved codes, tiles of rows", "256, 4 elements per thread", "none", "b/8 + y", "0"},
 	{"copy", "strided copy of 1, 2 or 4 byte elements", "256, one element per thread", "none", "2x", "0"},
+	{"product_input", "rows of x to canonical f32", "256, one element per thread", "none", "x + 4", "0"},
+	{"product", "x·Wᵀ, trellis weights coded along the columns", "256, 32 per output and tile of rows", "none", "per weight b/8; of x 4 per output, mostly from a cache", "0"},
+	{"product_axis0", "the same, coded along the outputs", "256, 32 per four outputs and tile of rows", "none", "as product", "0"},
+	{"product_affine", "x·Wᵀ, affine weights", "256, 32 per output and tile of rows", "none", "as product, and 2s/G", "0"},
+	{"affine_quantize", "rows to codes, scales, biases", "256, 32 per group", "none", "x + b/8 + 2s/G", "0"},
+	{"affine_dequantize", "codes to rows", "256, 8 elements per thread", "none", "b/8 + 2s/G + y", "0"},
+	{"mask", "logits + (0 or −Inf)", "256, one element per thread", "none", "2x + 1/8", "0"},
+	{"mask_any", "whether rows allow a token", "256, 32 per row", "none", "1/8", "0"},
 }
 
 // Table returns the kernel table of docs/metal.md in Markdown.

@@ -1,41 +1,6 @@
 // The bitshift trellis (numerics §6): row scales, Viterbi encode, states and values of
 // packed blocks.
 
-// ---- codes ----
-
-constant uint code_1mad_divisor = 0x4313ccf0u;    // 147.800537109375, exact
-constant uint code_1mad_reciprocal = 0x3bddb447u; // its rounded reciprocal
-
-// The refined quotient is y / divisor correctly rounded for every y in [−510, 510].
-static inline float code_1mad(uint state) {
-    const uint x = state * 34038481u + 76625530u;
-    const uint sum = (x & 255u) + ((x >> 8) & 255u) + ((x >> 16) & 255u) + (x >> 24);
-    const float y = float(int(sum) - 510);
-    const float d = as_type<float>(code_1mad_divisor);
-    const float r = as_type<float>(code_1mad_reciprocal);
-    const float q = y * r;
-    const float e = fma(-q, d, y);
-    return fma(e, r, q);
-}
-
-static inline float code_3inst(uint state) {
-    const uint x = state * 89226354u + 64248484u;
-    const uint halves = (x & 0x8fff8fffu) ^ 0x3b603b60u;
-    const float hi = from_f16(ushort(halves >> 16));
-    const float lo = from_f16(ushort(halves & 0xffffu));
-    return hi + lo;
-}
-
-static inline float code_value(uint state, uint code, const device float* table) {
-    if (code == CODE_1MAD) {
-        return code_1mad(state);
-    }
-    if (code == CODE_3INST) {
-        return code_3inst(state);
-    }
-    return table[state];
-}
-
 // ---- row scales: one row per SIMD-group ----
 
 static inline void trellis_scales_row(const device uchar* w, device ushort* scales, device atomic_uint* status, constant TrellisScalesArgs& a, uint nth, uint lane) {
@@ -452,15 +417,6 @@ static inline long trellis_block(constant TrellisExpandArgs& a, uint row, uint b
         return a.codes.base + long(block / 2u) * a.codes.s1 + long(row) * a.codes.s2 + long((block & 1u) * words) * a.codes.s3;
     }
     return a.codes.base + long(row) * a.codes.s2 + long(block * words) * a.codes.s3;
-}
-
-// 33 bits or more of the block's circular stream from bit `bit` on.
-static inline ulong trellis_window(const device uint* codes, long in, long stride, uint words, uint bit) {
-    const uint w = bit >> 5;
-    const uint following = w + 1u == words ? 0u : w + 1u;
-    const uint lo = codes[in + long(w) * stride];
-    const uint hi = codes[in + long(following) * stride];
-    return (ulong(lo) | (ulong(hi) << 32)) >> (bit & 31u);
 }
 
 // One thread per element.

@@ -43,7 +43,8 @@ type Variant struct {
 	KeyBits int  // of the keys; 0: any or none
 	Signed  bool // int8 keys
 	Dim     int  // row length served, 0: any
-	Size    int  // element size in bytes that copy serves
+	Size    int  // element size in bytes that copy and mask serve
+	Tile    int  // rows of x that a SIMD-group of a product takes
 
 	Params []Param
 	Args   string // the argument struct, bound behind Params
@@ -66,6 +67,7 @@ const (
 	wordsIn   = "const device uint*"
 	wordsOut  = "device uint*"
 	floatsIn  = "const device float*"
+	floatsOut = "device float*"
 	status    = "device atomic_uint*"
 )
 
@@ -177,7 +179,63 @@ func makeVariants() []Variant {
 		add(Variant{Name: fmt.Sprintf("copy_%d", size), Family: "copy", Op: "copy", Size: size, Launch: Elements, Args: "CopyArgs",
 			Params: []Param{{"x", bytesIn}, {"y", bytesOut}}, call: fmt.Sprintf("copy_element<%s>", map[int]string{1: "uchar", 2: "ushort", 4: "uint"}[size])})
 	}
+
+	add(Variant{Name: "product_input", Family: "product", Op: "product_input", Launch: Elements, Args: "ProductInputArgs",
+		Params: []Param{{"x", bytesIn}, {"out", floatsOut}}, call: "product_factor"})
+	trellisFactors := []Param{{"x", floatsIn}, {"codes", wordsIn}, {"scales", halvesIn}, {"table", floatsIn}, {"y", bytesOut}}
+	for _, k := range []int{2, 3, 4, 0} {
+		name := fmt.Sprintf("product_k%d", k)
+		if k == 0 {
+			name = "product_any"
+		}
+		for _, tile := range productTiles {
+			add(Variant{Name: fmt.Sprintf("%s_m%d", name, tile), Family: "product", Op: "product", Bits: k, Tile: tile, Launch: Lanes, Args: "ProductArgs",
+				Params: trellisFactors, call: fmt.Sprintf("product_output<%d, %d>", k, tile)})
+		}
+	}
+	for _, tile := range quadTiles {
+		add(Variant{Name: fmt.Sprintf("product_axis0_m%d", tile), Family: "product", Op: "product_axis0", Tile: tile, Launch: Lanes, Args: "ProductArgs",
+			Params: trellisFactors, call: fmt.Sprintf("product_quad<%d>", tile)})
+	}
+	for _, tile := range productTiles {
+		add(Variant{Name: fmt.Sprintf("product_affine_m%d", tile), Family: "product", Op: "product_affine", Tile: tile, Launch: Lanes, Args: "ProductArgs",
+			Params: []Param{{"x", floatsIn}, {"codes", wordsIn}, {"scales", bytesIn}, {"biases", bytesIn}, {"y", bytesOut}},
+			call:   fmt.Sprintf("product_affine_output<%d>", tile)})
+	}
+
+	add(Variant{Name: "affine_quantize", Family: "affine", Op: "affine_quantize", Launch: Lanes, Args: "AffineArgs",
+		Params: []Param{{"x", bytesIn}, {"codes", bytesOut}, {"scales", bytesOut}, {"biases", bytesOut}, {"status", status}}, call: "affine_quantize_group"})
+	add(Variant{Name: "affine_dequantize", Family: "affine", Op: "affine_dequantize", Launch: Elements, Args: "AffineArgs",
+		Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"biases", bytesIn}, {"out", bytesOut}}, call: "affine_dequantize_unit"})
+
+	for _, size := range []int{2, 4} {
+		add(Variant{Name: fmt.Sprintf("mask_%d", size), Family: "mask", Op: "mask", Size: size, Launch: Elements, Args: "MaskArgs",
+			Params: []Param{{"x", bytesIn}, {"words", wordsIn}, {"y", bytesOut}}, call: fmt.Sprintf("mask_element<%s>", map[int]string{2: "ushort", 4: "uint"}[size])})
+	}
+	add(Variant{Name: "mask_any", Family: "mask", Op: "mask_any", Launch: Lanes, Args: "MaskArgs",
+		Params: []Param{{"words", wordsIn}, {"any", wordsOut}}, call: "mask_any_row"})
 	return all
+}
+
+// productTiles and quadTiles are the heights of tiles of rows: of kernels with one output a SIMD-group, and with four.
+var (
+	productTiles = []int{1, 2, 4, 8, 16}
+	quadTiles    = []int{1, 4, 8}
+)
+
+// ProductTile returns the tile of the kernel that multiplies m rows by weights coded along an axis, 0 for the
+// outputs: the least that holds them all, or the largest.
+func ProductTile(m, axis int) int {
+	tiles := productTiles
+	if axis == 0 {
+		tiles = quadTiles
+	}
+	for _, t := range tiles {
+		if t >= m {
+			return t
+		}
+	}
+	return tiles[len(tiles)-1]
 }
 
 // Lookup returns the kernel of that name.

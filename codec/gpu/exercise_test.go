@@ -379,6 +379,7 @@ func (e *exercise) all() {
 		wide++
 	}
 	e.trellis(trellis.Params{L: wide, K: 3, T: 32}, trellis.Geometry{Axis: 1, Out: 2, In: 32}, codec.F32, codec.F32, 9)
+	e.allProducts()
 }
 
 // Every kernel of the table runs, and gives what the reference gives.

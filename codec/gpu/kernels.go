@@ -87,10 +87,11 @@ type need struct {
 	signed        bool
 	dim           int // the row length, where there are kernels for single ones
 	size          int
+	tile          int // rows of x that a SIMD-group of a product takes
 }
 
 func (n need) met(v shaders.Variant) bool {
-	return v.Op == n.op && (v.Bits == 0 || v.Bits == n.bits) && (v.Dim == 0 || v.Dim == n.dim) && (v.Size == 0 || v.Size == n.size) &&
+	return v.Op == n.op && (v.Bits == 0 || v.Bits == n.bits) && (v.Dim == 0 || v.Dim == n.dim) && (v.Size == 0 || v.Size == n.size) && (v.Tile == 0 || v.Tile == n.tile) &&
 		(v.KeyBits == 0 || v.KeyBits == n.keyBits && v.Signed == n.signed)
 }
 

@@ -1,0 +1,113 @@
+package gpu
+
+import (
+	"context"
+
+	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/driver"
+	"github.com/turbotrellis/turbotrellis/gpu"
+	"github.com/turbotrellis/turbotrellis/shaders"
+	"github.com/turbotrellis/turbotrellis/trellis"
+)
+
+var _ driver.Products = (*weights)(nil)
+
+// maxGroups bounds the SIMD-groups of a product's dispatch, for their number to fit 32 bits.
+const maxGroups = 1 << 30
+
+// factors is a matrix that is multiplied with, bound whole for all rows of x.
+type factors struct {
+	need        need // its kernels
+	axis        int
+	outputs, in int
+	args        shaders.ProductArgs // the views of the matrix, and what describes it
+	at          []gpu.Binding       // behind x and before y
+}
+
+// multiply writes y = x·wᵀ (docs/numerics.md §7).
+func (e *engine) multiply(y, x codec.Tensor, w *factors) error {
+	if w.in == 0 { // a sum of nothing, which needs no kernel but this one
+		x = codec.Tensor{DType: codec.F32, Shape: append(append([]int{}, x.Shape[:len(x.Shape)-1]...), 1), Stride: make([]int, len(x.Shape)), Data: make([]byte, 4)}
+	}
+	ops := []*operand{e.tensor(x, false), e.tensor(y, true)}
+	return e.over(context.Background(), 3, ops, func(s *slab) error {
+		from, err := s.input(x.DType, ops[0].dim)
+		if err != nil {
+			return err
+		}
+		tile := shaders.ProductTile(s.n, w.axis)
+		n := w.need
+		n.tile = tile
+		k, err := e.kernels.pick(n, wholeSIMD)
+		if err != nil {
+			return err
+		}
+		args := w.args
+		args.Y, args.N1, args.N2, args.Row0, args.Rows = s.view[1], s.n1, s.n2, s.row0, s.height
+		args.Outputs, args.Cols, args.YType = uint32(w.outputs), uint32(w.in), dtypes[y.DType]
+		groups := w.outputs // of a tile of rows
+		if w.axis == 0 {
+			groups /= 4
+		}
+		tiles, most := (s.n+tile-1)/tile, max(1, maxGroups/groups)
+		for first := 0; first < tiles; first += most {
+			args.Tile0, args.Tiles = uint32(first), uint32(min(most, tiles-first))
+			count := groups * int(args.Tiles)
+			s.add(k, count, shaders.LaneGrid(count, k.pipeline.MaxThreads()), 0, &args, append(append([]gpu.Binding{from}, w.at...), s.at[1])...)
+		}
+		return s.run()
+	})
+}
+
+// input adds the dispatch that makes x, operand 0, canonical f32 without gaps.
+func (s *slab) input(t codec.DType, dim int) (gpu.Binding, error) {
+	k, err := s.e.kernels.pick(need{op: "product_input"}, accept)
+	if err != nil {
+		return gpu.Binding{}, err
+	}
+	buf, err := s.buffer(4 * s.n * dim)
+	if err != nil {
+		return gpu.Binding{}, err
+	}
+	args := shaders.ProductInputArgs{X: s.view[0], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height, Dim: uint32(dim), XType: dtypes[t]}
+	s.add(k, s.n, shaders.ElementGrid(dim, s.n, k.pipeline.MaxThreads()), 0, &args, s.at[0], gpu.Binding{Buffer: buf})
+	return gpu.Binding{Buffer: buf}, nil
+}
+
+// MatMul multiplies with the decoded weights (docs/numerics.md §6, §7).
+func (c *weights) MatMul(y, x codec.Tensor, m *trellis.Matrix, o codec.ProductOptions) error {
+	whole := c.e.newJob()
+	defer whole.release()
+	w, err := c.factors(whole, m, o)
+	if err != nil {
+		return c.e.failed(err)
+	}
+	return c.e.multiply(y, x, w)
+}
+
+func (c *weights) factors(whole *job, m *trellis.Matrix, o codec.ProductOptions) (*factors, error) {
+	g, p := m.Geometry, c.p
+	w := &factors{need: need{op: "product", bits: p.K}, axis: g.Axis, outputs: g.Out, in: g.In}
+	if g.Axis == 0 {
+		w.need.op = "product_axis0"
+	}
+	codes, view, err := whole.codes(m, 0, g.Rows())
+	if err != nil {
+		return nil, err
+	}
+	scales, base, err := whole.hold(bytesOf(m.Scales), 2, false)
+	if err != nil {
+		return nil, err
+	}
+	values, err := whole.table(tableKey{codeTable, int(p.Code), p.L})
+	if err != nil {
+		return nil, err
+	}
+	w.at = []gpu.Binding{codes, scales, values}
+	w.args = shaders.ProductArgs{Codes: view, Scales: shaders.View{Base: base, S2: 1}, WeightType: dtypes[o.Weights],
+		Block: uint32(p.T), StateBits: uint32(p.L), Bits: uint32(p.K), Code: c.code()}
+	if g.Interleaved {
+		w.args.Interleaved = 1
+	}
+	return w, nil
+}
