@@ -358,3 +358,17 @@ func BenchmarkRows(b *testing.B) {
 	run("quantize", func() error { return f.Quantize(packed, scales, biases, w, pack.BF16) })
 	run("dequantize", func() error { return f.Dequantize(w, packed, scales, biases, pack.BF16) })
 }
+
+// Of several weights that are not finite the first is named, wherever they lie in a group.
+func TestFirstBadWeight(t *testing.T) {
+	f := RowFormat{Bits: 4, Group: 32}
+	for _, bad := range [][2]int{{0, 31}, {5, 9}, {30, 31}, {32, 33}, {40, 95}, {31, 64}} {
+		w := make([]byte, 4*96)
+		pack.F32.Store(w[4*bad[1]:], float32(math.Inf(1)))
+		pack.F32.Store(w[4*bad[0]:], float32(math.NaN()))
+		err := f.Quantize(make([]byte, 48), make([]byte, 12), make([]byte, 12), w, pack.F32)
+		if want := fmt.Sprintf("weight %d is NaN", bad[0]); err == nil || err.Error() != want {
+			t.Errorf("weights %v: %v, want %q", bad, err, want)
+		}
+	}
+}

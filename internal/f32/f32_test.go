@@ -367,3 +367,17 @@ func BenchmarkTreeSum32(b *testing.B) {
 		}
 	})
 }
+
+// Flush keeps the smallest normal number and everything above it, and flushes everything below it to +0.
+func TestFlush(t *testing.T) {
+	for _, c := range []struct{ x, want uint32 }{
+		{0x00800000, 0x00800000}, {0x80800000, 0x80800000}, // ±2^-126
+		{0x00800001, 0x00800001}, {0x80800001, 0x80800001},
+		{0x007fffff, 0}, {0x807fffff, 0}, {1, 0}, {0x80000001, 0}, {0x80000000, 0}, {0, 0},
+		{0x3f800000, 0x3f800000}, {0xff7fffff, 0xff7fffff}, {0x7f800000, 0x7f800000}, {0xff800000, 0xff800000}, {0x7fc12345, 0x7fc12345},
+	} {
+		if got := math.Float32bits(Flush(math.Float32frombits(c.x))); got != c.want {
+			t.Errorf("Flush(%#08x) = %#08x, want %#08x", c.x, got, c.want)
+		}
+	}
+}
