@@ -28,11 +28,9 @@
 //
 // # Using it
 //
-//	b := ref.New()
-//	kv, err := b.KV(codec.KVParams{HeadDim: 128, Keys: codec.Q8_0, Values: codec.Q3_0})
-//	var k codec.Keys
-//	err = kv.EncodeKeys(&k, keys) // keys: a codec.Tensor of shape [..., 128]
-//	err = kv.DecodeKeys(out, k)
+// A backend gives a codec for parameters, and the codec packs and unpacks; the
+// examples of codec/ref show both. auto.Open returns the fastest backend that
+// runs here.
 //
 // Importing codec or codec/ref brings in the standard library and nothing else.
 package codec

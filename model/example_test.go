@@ -23,7 +23,7 @@ func Example() {
 	defer os.RemoveAll(dir)
 	coded, restored := filepath.Join(dir, "coded.safetensors"), filepath.Join(dir, "restored.safetensors")
 
-	backend, _, err := auto.Open()
+	backend, err := auto.Open()
 	if err != nil {
 		log.Fatal(err)
 	}

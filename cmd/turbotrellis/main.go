@@ -177,8 +177,7 @@ func addBackendFlag(cmd *cobra.Command) *string {
 // openBackend opens the backend that --backend names.
 func openBackend(name string) (codec.Backend, error) {
 	if name == "" {
-		b, _, err := auto.Open()
-		return b, err
+		return auto.Open()
 	}
 	b, err := auto.OpenName(name)
 	if err != nil && !errors.Is(err, codec.ErrUnavailable) {

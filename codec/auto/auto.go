@@ -78,24 +78,40 @@ func OpenName(name string) (codec.Backend, error) {
 }
 
 // Open opens the backend that the environment variable Env names, or the
-// fastest that is available where it is unset or empty. skipped says why each
-// faster one was passed over, one a line; it is empty where none was. The error
-// is that of OpenName, with Env named: a backend that was asked for is never
-// replaced by another.
-func Open() (b codec.Backend, skipped string, err error) {
+// fastest that is available where it is unset or empty. Its error is that of
+// OpenName, with Env named: a backend that was asked for is never replaced by
+// another.
+func Open() (codec.Backend, error) {
 	if name := os.Getenv(Env); name != "" {
 		b, err := OpenName(name)
 		if err != nil {
-			return nil, "", fmt.Errorf("%s=%s: %w", Env, name, err)
+			return nil, fmt.Errorf("%s=%s: %w", Env, name, err)
 		}
-		return b, "", nil
+		return b, nil
 	}
-	var reasons []string
+	b, _, err := fastest()
+	return b, err
+}
+
+// Explain says why Open passes over each backend that is faster than the one
+// that it opens where Env is unset: one error per backend, which starts with its
+// name. It opens backends to find out, and closes them.
+func Explain() []error {
+	b, skipped, err := fastest()
+	if err == nil {
+		b.Close()
+	}
+	return skipped
+}
+
+// fastest opens the first candidate that opens, and returns why those before it
+// did not.
+func fastest() (b codec.Backend, skipped []error, err error) {
 	for _, c := range candidates {
 		if b, err = c.open(); err == nil {
-			break
+			return b, skipped, nil
 		}
-		reasons = append(reasons, c.name+": "+err.Error())
+		skipped = append(skipped, fmt.Errorf("%s: %w", c.name, err))
 	}
-	return b, strings.Join(reasons, "\n"), err
+	return nil, skipped, err
 }

@@ -60,24 +60,28 @@ func TestUnknownNameListsTheKnown(t *testing.T) {
 	}
 }
 
-// Without the environment variable, Open opens the first that is available and
-// gives a reason for each one before it.
+// Without the environment variable, Open opens the first that is available, and
+// Explain gives a reason for each one before it.
 func TestOpenPicksFastest(t *testing.T) {
 	t.Setenv(auto.Env, "")
-	b, skipped, err := auto.Open()
+	b, err := auto.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	for _, name := range auto.Names() {
+	skipped := auto.Explain()
+	for i, name := range auto.Names() {
 		if name == b.Name() {
+			if len(skipped) != i {
+				t.Errorf("%d reasons for %d backends: %v", len(skipped), i, skipped)
+			}
 			break
 		}
 		if _, err := auto.OpenName(name); err == nil {
 			t.Errorf("%s is available, but Open opened %s", name, b.Name())
 		}
-		if !strings.Contains(skipped, name+": ") {
-			t.Errorf("reason %q does not mention %s", skipped, name)
+		if i >= len(skipped) || !strings.HasPrefix(skipped[i].Error(), name+": ") || !errors.Is(skipped[i], codec.ErrUnavailable) {
+			t.Errorf("reasons %v: number %d is not that of %s", skipped, i, name)
 		}
 	}
 }
@@ -86,12 +90,13 @@ func TestOpenPicksFastest(t *testing.T) {
 // another in its place.
 func TestOpenReadsEnvironment(t *testing.T) {
 	t.Setenv(auto.Env, "ref")
-	b, skipped, err := auto.Open()
-	if err != nil || b.Name() != "ref" || skipped != "" {
-		t.Fatal(b, skipped, err)
+	b, err := auto.Open()
+	if err != nil || b.Name() != "ref" {
+		t.Fatal(b, err)
 	}
+	b.Close()
 	t.Setenv(auto.Env, "abacus")
-	if b, _, err := auto.Open(); b != nil || !errors.Is(err, codec.ErrUnsupported) || !strings.Contains(err.Error(), auto.Env) {
+	if b, err := auto.Open(); b != nil || !errors.Is(err, codec.ErrUnsupported) || !strings.Contains(err.Error(), auto.Env) {
 		t.Errorf("backend %v, error %v", b, err)
 	}
 }

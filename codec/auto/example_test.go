@@ -16,7 +16,7 @@ func Example() {
 	const heads, tokens = 2, 16
 	bytes := make([]byte, heads*tokens*128*2)
 
-	backend, _, err := auto.Open() // the fastest available; all give the same bits
+	backend, err := auto.Open() // the fastest available; all give the same bits
 	if err != nil {
 		log.Fatal(err)
 	}
