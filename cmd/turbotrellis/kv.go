@@ -123,7 +123,7 @@ IN and OUT may be - for standard input and output.`,
 	f.TextVar(&o.Params.Scale, "scale-rule", codec.RMS, "how to choose the scales of values: rms or search (slower, less error)")
 	f.StringVar(&skip, "skip", "", "layers to copy instead of pack, such as 0,1,30-31")
 	f.StringVar(&keyNames, "key-names", "", "regular expression for the names of keys; its first group is what differs from the values' names")
-	f.StringVar(&valueNames, "value-names", "", "regular expression for the names of values, likewise")
+	f.StringVar(&valueNames, "value-names", "", "regular expression for the names of values, in the same way")
 	f.BoolVar(&force, "force", false, "replace OUT if it exists")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	aliases(cmd, map[string]string{"k": "key-type", "v": "value-type", "keys": "key-names", "values": "value-names", "scale": "scale-rule"})

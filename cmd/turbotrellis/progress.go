@@ -32,7 +32,7 @@ func (b *bar) update(done, total int64) {
 			progressbar.OptionClearOnFinish())...)
 		b.bar.RenderBlank() // time begins here, not when it is drawn next
 	}
-	b.bar.Set64(done) // a failure to draw is none of the work
+	b.bar.Set64(done) // a bar that cannot be drawn does not stop the work
 }
 
 // clear removes the bar until the next update.

@@ -14,7 +14,7 @@ var (
 	// ErrNotSafetensors says that a file is of another type.
 	ErrNotSafetensors = errors.New("not a safetensors file")
 
-	// ErrNoTensor says that a file has no tensor of the name asked for.
+	// ErrNoTensor says that a file has no tensor of the requested name.
 	ErrNoTensor = errors.New("no such tensor")
 
 	// ErrLength says that a tensor's bytes were not exactly as many as its

@@ -469,3 +469,21 @@ func TestSizes(t *testing.T) {
 		t.Error("F64 or the zero type is taken")
 	}
 }
+
+// The public implementation writes these bytes for a float4_e2m1fn_x2 of shape
+// [2, 2] (safetensors.serialize with a TensorSpec, 0.8.0).
+func TestPublicNarrow(t *testing.T) {
+	want := []byte("8\x00\x00\x00\x00\x00\x00\x00" + `{"a":{"dtype":"F4","shape":[2,4],"data_offsets":[0,4]}} ` + "\x00\x01\x02\x03")
+	f, err := openBytes(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got memory
+	w, err := NewWriterAt(&got, nil, f.Tensors())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Copy(t.Context(), f, "a", nil), w.Close()); err != nil || !bytes.Equal(got.b, want) {
+		t.Errorf("rewritten as %q, %v", got.b, err)
+	}
+}

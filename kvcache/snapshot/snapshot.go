@@ -19,7 +19,7 @@ import (
 	"github.com/turbotrellis/turbotrellis/internal/strictjson"
 )
 
-// Errors that this package's functions wrap, beside codec's and those of
+// Errors that this package's functions wrap, in addition to codec's and those of
 // reading and writing.
 var (
 	// ErrNotSnapshot reports a safetensors file that is not a KV snapshot.
@@ -214,7 +214,7 @@ func (l Layer) checkPair() error {
 		}
 		n := 1
 		for _, d := range p.Shape {
-			if d < 0 || d > 0 && n > math.MaxInt/64/d { // 64 bits an element are more than any dtype has
+			if d < 0 || d > 0 && n > math.MaxInt/64/d { // no element type has more than 64 bits
 				return fmt.Errorf("%w: tensor %q has shape %v", codec.ErrShape, p.Name, p.Shape)
 			}
 			n *= max(d, 1)
