@@ -8,7 +8,6 @@ import (
 	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/internal/enum"
-	"github.com/turbotrellis/turbotrellis/pack"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
@@ -174,13 +173,8 @@ func (p KVParams) ValueRowLen() (codes, scales int) {
 	return rowLen(p.ValueHeadDim, p.Values.Bits()), p.ValueHeadDim / p.Group * p.ScaleType.Size()
 }
 
-func rowLen(dim, bits int) int {
-	n, err := pack.PackedLen(dim, bits)
-	if err != nil {
-		panic(err) // a multiple of 32 elements fills whole bytes at any width
-	}
-	return n
-}
+// rowLen is exact: a row is a multiple of 32 elements.
+func rowLen(dim, bits int) int { return dim / 8 * bits }
 
 // KeyBitsPerElement returns the stored bits of a key element, scales and zero
 // points included.

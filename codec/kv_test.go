@@ -23,7 +23,8 @@ func TestKVParamsValidate(t *testing.T) {
 		want string // part of the error; empty if valid
 	}{
 		{"defaults", ok, ""},
-		{"zero", codec.KVParams{}, "head dimension 0"},
+		{"zero", codec.KVParams{}, "keys: format Format(0)"},
+		{"no head dimension", with(func(p *codec.KVParams) { p.HeadDim = 0 }), "head dimension 0"},
 		{"signed 8", with(func(p *codec.KVParams) { p.Keys = codec.Q8_0 }), ""},
 		{"unsigned 8", with(func(p *codec.KVParams) { p.Keys = codec.Uint8 }), ""},
 		{"no keys", with(func(p *codec.KVParams) { p.Keys = 0 }), "keys: format Format(0)"},
@@ -198,5 +199,28 @@ func TestErrorText(t *testing.T) {
 		if c.err.Err != nil && !errors.Is(&c.err, c.err.Err) {
 			t.Errorf("%v does not wrap its class", &c.err)
 		}
+	}
+}
+
+// Zero values of the exported types do not panic.
+func TestZeroValues(t *testing.T) {
+	var p codec.KVParams
+	var x codec.Tensor
+	_, _ = p.KeyRowLen()
+	_, _ = p.ValueRowLen()
+	_, _, _ = p.KeyBitsPerElement(), p.ValueBitsPerElement(), p.KeyFormat()
+	_, _ = codec.Keys{}.Planes(p), codec.Values{}.Planes(p)
+	_, _ = x.RowOffset(0)
+	_, _, _ = x.Len(), x.Dim(), x.Rows()
+	x.LoadRow(nil, 0)
+	x.StoreRow(0, nil)
+	if err := x.Validate("x"); !errors.Is(err, codec.ErrDType) {
+		t.Error(err)
+	}
+	if err := p.Validate(); !errors.Is(err, codec.ErrParams) {
+		t.Error(err)
+	}
+	if (&codec.Error{}).Unwrap() != nil || codec.Format(0).Bits() != 0 {
+		t.Error("zero Error or Format")
 	}
 }

@@ -172,6 +172,9 @@ func (t Tensor) Rows() int {
 // rows counted in row-major order, and the stride between its elements.
 func (t Tensor) RowOffset(r int) (offset, stride int) {
 	last := len(t.Shape) - 1
+	if last < 0 {
+		return 0, 1 // a scalar
+	}
 	if t.Stride == nil {
 		return r * t.Shape[last], 1
 	}

@@ -79,6 +79,8 @@ func newEncoder(p Params, values []float32) *Encoder {
 	return e
 }
 
+var errZero = fault.New(ErrParams, "an Encoder that NewEncoder did not make")
+
 // Params returns what the encoder was made with.
 func (e *Encoder) Params() Params { return e.p }
 
@@ -88,6 +90,9 @@ func (e *Encoder) Params() Params { return e.p }
 // that is not finite, or beyond ±2^60, is a *ValueError, and nothing is
 // written.
 func (e *Encoder) EncodeBlock(states []uint16, x []float32) error {
+	if e.values == nil {
+		return errZero
+	}
 	if len(x) != e.p.T || len(states) != e.p.T {
 		return fault.New(ErrShape, "%d samples and %d states, want T = %d of each", len(x), len(states), e.p.T)
 	}

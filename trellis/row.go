@@ -132,7 +132,12 @@ func refit(first uint16, num, den float32) uint16 {
 	return s
 }
 
+// checkTail refuses encoders that code no rows: free-ended ones, and the zero
+// Encoder.
 func (e *Encoder) checkTail() error {
+	if e.values == nil {
+		return errZero
+	}
 	if e.p.FreeEnds {
 		return fault.New(ErrParams, "free-ended blocks have no packed form")
 	}
@@ -142,14 +147,17 @@ func (e *Encoder) checkTail() error {
 // RefitScale returns the scale to store for the row w, as binary16 bits, given the
 // scale that RowScale returned for it and the code values f of the states
 // chosen: the least-squares scale, or first where that is not positive and
-// finite or first is 0. w is finite and as long as f; anything else is an
-// ErrShape.
+// finite or first is 0. Another length of f is an ErrShape, and a weight that is
+// not finite a *ValueError.
 func RefitScale(first uint16, w, f []float32) (uint16, error) {
 	if len(w) != len(f) {
 		return 0, fault.New(ErrShape, "%d weights and %d values", len(w), len(f))
 	}
 	var num, den laneSum
 	for i, v := range w {
+		if !f32.IsFinite(v) {
+			return 0, &ValueError{Index: i, Value: v, Err: ErrNonFinite}
+		}
 		num.add(i, float32(f32.Canon(v)*f[i]))
 		den.add(i, float32(f[i]*f[i]))
 	}

@@ -412,6 +412,9 @@ func TestRefit(t *testing.T) {
 			}
 		}
 	}
+	if _, err := RefitScale(1, []float32{1, float32(math.NaN())}, make([]float32, 2)); !errors.Is(err, ErrNonFinite) {
+		t.Errorf("a weight that is NaN: %v", err)
+	}
 	if _, err := RefitScale(1, make([]float32, 2), make([]float32, 3)); !errors.Is(err, ErrShape) {
 		t.Errorf("lengths: %v", err)
 	}
@@ -813,4 +816,23 @@ func FuzzDecode(f *testing.F) {
 		GeometryOf([]int{out, in}, axis, m.Params)
 		GeometryOf([]int{out, in, room}, axis, m.Params)
 	})
+}
+
+// Zero values return errors.
+func TestZeroValues(t *testing.T) {
+	var e Encoder
+	_, err := e.EncodeRow(nil, nil, nil)
+	for i, err := range []error{
+		e.EncodeBlock(nil, nil), err, e.Encode(context.Background(), new(Matrix), nil, nil, Geometry{}), new(Matrix).Validate(), new(Matrix).DecodeRows(nil, 0, 0), Params{}.Validate(),
+	} {
+		if !errors.Is(err, ErrParams) {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	if _, err := new(Matrix).At(0, 0); !errors.Is(err, ErrParams) {
+		t.Errorf("At: %v", err)
+	}
+	if s := (&ValueError{}).Error(); s == "" {
+		t.Error("no text")
+	}
 }
