@@ -41,7 +41,7 @@ func TestInterrupted(t *testing.T) {
 		t.Run(test.args+" "+test.signal.String(), func(t *testing.T) {
 			t.Parallel()
 			// The delay grows until the signal meets a command that is past its start.
-			for delay := 50 * time.Millisecond; ; delay *= 2 {
+			for delay := 50 * time.Millisecond; ; delay += delay / 2 {
 				code, stderr, dir := interrupted(t, test.args, test.signal, delay)
 				if code < 0 && delay < 5*time.Second {
 					continue

@@ -58,9 +58,9 @@ type EncodeOptions struct {
 // skipped, are copied byte for byte; so is the metadata. What names, types,
 // shapes and parameters decide is checked before the first byte is written.
 //
-// Memory use does not grow with the file: each of the Calls of the backend's
-// Feed holds Bytes of the source, or one row if that is longer, and its packed
-// form. Once ctx is done, Encode returns its cause after the calls in progress.
+// Memory use does not grow with the file: Calls + 1 pieces of the backend's Feed
+// are in memory, each of Bytes of the source, or one row if that is longer, with
+// its packed form. Once ctx is done, Encode returns its cause after the calls in progress.
 //
 // Errors are codec's, with the tensor's name and the element's index in it,
 // ErrPair, ErrSource, ErrArgument, ErrNoTensor where nothing matches, or those
@@ -342,12 +342,28 @@ type transcoder struct {
 	codecs  []codec.KV // of each layer
 	made    map[codec.KVParams]codec.KV
 
+	feed  codec.Feed
+	turns chan struct{} // holds one for each call of a codec in progress
+
 	progress    func(done, total int64)
 	done, total int64
 }
 
 func newTranscoder(ctx context.Context, b codec.Backend, progress func(done, total int64)) *transcoder {
-	return &transcoder{ctx: ctx, backend: b, made: map[codec.KVParams]codec.KV{}, progress: progress}
+	t := &transcoder{ctx: ctx, backend: b, made: map[codec.KVParams]codec.KV{}, feed: b.Feed(), progress: progress}
+	t.turns = make(chan struct{}, max(1, t.feed.Calls))
+	return t
+}
+
+// slots is how many pieces are in memory at a time: one is read or written
+// while the others are coded.
+func (t *transcoder) slots() int { return cap(t.turns) + 1 }
+
+// call calls a codec, with at most as many calls at once as the backend likes.
+func (t *transcoder) call(code func() error) error {
+	t.turns <- struct{}{}
+	defer func() { <-t.turns }()
+	return code()
 }
 
 // add gets the codec of the next layer.
@@ -397,13 +413,15 @@ func (t *transcoder) encode(w *safetensors.Writer, f *safetensors.File, kv codec
 		in []byte
 		x  rows
 	}
-	slots := make([]slot, t.calls())
+	slots := make([]slot, t.slots())
 	return inPieces(t, part.rows(), rowBytes, slots, func(s *slot, first, n int) error {
 		s.in = sized(s.in, n*rowBytes)
 		if err := f.ReadPart(s.in, part.Name, int64(first)*int64(rowBytes)); err != nil {
 			return err
 		}
-		err := h.encode(kv, &s.x, codec.Tensor{DType: d, Shape: []int{n, dim}, Data: s.in})
+		err := t.call(func() error {
+			return h.encode(kv, &s.x, codec.Tensor{DType: d, Shape: []int{n, dim}, Data: s.in})
+		})
 		return placed(err, part.Name, first*dim)
 	}, func(s *slot, n int) error {
 		for j, pl := range planes {
@@ -434,7 +452,7 @@ func (t *transcoder) decode(w *safetensors.Writer, f *safetensors.File, kv codec
 		x   rows
 		out []byte
 	}
-	slots := make([]slot, t.calls())
+	slots := make([]slot, t.slots())
 	return inPieces(t, part.rows(), rowBytes, slots, func(s *slot, first, n int) error {
 		for _, pl := range planes {
 			b := h.data(&s.x, pl.name)
@@ -446,7 +464,8 @@ func (t *transcoder) decode(w *safetensors.Writer, f *safetensors.File, kv codec
 		s.out = sized(s.out, n*rowBytes)
 		shape := []int{n, dim}
 		*h.shape(&s.x) = shape
-		return placed(h.decode(kv, codec.Tensor{DType: d, Shape: shape, Data: s.out}, &s.x), part.Name, first*dim)
+		err := t.call(func() error { return h.decode(kv, codec.Tensor{DType: d, Shape: shape, Data: s.out}, &s.x) })
+		return placed(err, part.Name, first*dim)
 	}, func(s *slot, n int) error {
 		if _, err := dst.Write(s.out); err != nil {
 			return err
@@ -456,13 +475,10 @@ func (t *transcoder) decode(w *safetensors.Writer, f *safetensors.File, kv codec
 	})
 }
 
-func (t *transcoder) calls() int { return max(1, t.backend.Feed().Calls) }
-
-// inPieces calls work on runs of rows as the backend's Feed asks for, several
-// at a time, each with a slot of its own, then done for each run in order. The
-// error is that of the first run that fails, or the context's cause.
+// inPieces calls work on runs of rows as long as the backend's Feed asks for,
+// each with a slot of its own, then done for each run in order. The error is that of the first run that fails, or the context's cause.
 func inPieces[S any](t *transcoder, rows, rowBytes int, slots []S, work func(s *S, first, n int) error, done func(s *S, n int) error) error {
-	per := max(1, t.backend.Feed().Bytes/rowBytes)
+	per := max(1, t.feed.Bytes/rowBytes)
 	count := func(i int) int { return min(per, rows-i*per) }
 	err := parallel.Ordered(t.ctx, slots, parallel.Range((rows+per-1)/per),
 		func(_ context.Context, s *S, i int) error { return work(s, i*per, count(i)) },
