@@ -17,7 +17,7 @@ func newDevices() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and whether they pass the canary",
-		Long: `List the GPUs. Each runs the canary kernel, which checks how it rounds; GPUs
+		Long: `Print the level at which the cpu backend runs and list the GPUs. Each runs the canary kernel, which checks how it rounds; GPUs
 that fail are not used. Without a GPU, or without a driver for one, devices says
 why there is none and exits with 0.`,
 		Args: exactly(0),
@@ -34,6 +34,7 @@ why there is none and exits with 0.`,
 }
 
 type devices struct {
+	CPU     string       `json:"cpu"`              // level of the cpu backend
 	Driver  string       `json:"driver"`           // empty if none was built in
 	Reason  string       `json:"reason,omitempty"` // why there is no list
 	Devices []deviceInfo `json:"devices"`
@@ -54,7 +55,7 @@ type deviceInfo struct {
 }
 
 func listDevices() (*devices, error) {
-	d := &devices{Driver: device.Name, Devices: []deviceInfo{}}
+	d := &devices{CPU: cpuLevel(), Driver: device.Name, Devices: []deviceInfo{}}
 	list, err := device.List()
 	if errors.Is(err, gpu.ErrUnavailable) {
 		d.Reason = err.Error()
@@ -85,6 +86,9 @@ func listDevices() (*devices, error) {
 }
 
 func (d *devices) write(w io.Writer) error {
+	if _, err := fmt.Fprintf(w, "CPU: level %s\n", d.CPU); err != nil {
+		return err
+	}
 	if len(d.Devices) == 0 {
 		reason := d.Reason
 		if reason == "" {

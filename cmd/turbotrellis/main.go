@@ -87,7 +87,7 @@ of the signal that interrupted it.`,
 	}
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newDemo(), newKV(), newTrellis(), newInspect(), newVerify(), newDevices(), newVersion())
+	root.AddCommand(newDemo(), newKV(), newTrellis(), newInspect(), newVerify(), newBench(), newDevices(), newVersion())
 	root.SetHelpCommand(newHelp(root))
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

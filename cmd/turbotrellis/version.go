@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/turbotrellis/turbotrellis/codec/cpu"
 )
 
 func newVersion() *cobra.Command {
@@ -23,7 +25,17 @@ func newVersion() *cobra.Command {
 
 // versionLine is what the command prints as its version.
 func versionLine() string {
-	return fmt.Sprintf("turbotrellis %s %s %s/%s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("turbotrellis %s %s %s/%s cpu %s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, cpuLevel())
+}
+
+// cpuLevel names the level at which the cpu backend runs.
+func cpuLevel() string {
+	b, err := cpu.Open()
+	if err != nil {
+		return err.Error()
+	}
+	defer b.Close()
+	return b.Level().String()
 }
 
 // version returns the module's version and revision as the Go tool recorded
