@@ -1,13 +1,13 @@
 # Everything that CI does has a target here; CI calls only these. CONTRIBUTING.md
 # has a table of the environment variables.
 .DEFAULT_GOAL := help
-.PHONY: help build test race vet typecheck fma fuzz targets hostmetal metal metal-all cuda-check conformance-cuda msl darwin metallib reader-check mutate bench nightly clean
+.PHONY: help build test race vet typecheck fma fuzz targets hostmetal metal metal-all cuda-check conformance-cuda msl darwin metallib reader-check mutate bench bench-compare bench-peers cpu-levels nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
-build: ## the command, into bin/
-	go build -o bin/ ./cmd/turbotrellis
+build: ## the command, into bin/, with vector kernels where the toolchain has them
+	GOEXPERIMENT=simd go build -o bin/ ./cmd/turbotrellis
 
 test: ## every test that needs only Go
 	go test -timeout 60m ./...
@@ -129,6 +129,16 @@ mutate: ## mistakes at random places that the tests must find
 
 bench: ## benchmarks; compare ratios within one run
 	go test -run '^$$' -bench . -benchtime 200ms ./...
+
+bench-compare: ## codec/cpu beside C on one core: the table of docs/performance.md
+	scripts/bench-compare.sh
+
+bench-peers: ## codec/cpu beside the Go modules of the same kind, which only this needs
+	cd internal/tools/compare && GOWORK=off go test -run '^$$' -bench . -benchtime 100ms -count 3
+
+cpu-levels: ## codec/cpu with vector kernels: every level that LEVELS names has to run
+	GOEXPERIMENT=simd REQUIRE_CPU_LEVELS=$(LEVELS) go test -count=1 -short ./codec/cpu
+LEVELS := scalar,avx2
 
 nightly: export TURBOTRELLIS_LONG = 1
 nightly: vet typecheck msl cuda-check reader-check race metal-all ## the long form of everything: hours
