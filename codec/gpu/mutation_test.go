@@ -363,7 +363,7 @@ var planMutations = []struct {
 	}}, "hadamard"},
 	{"last argument changed", saboteur{dispatch: func(d *gpu.Dispatch) {
 		d.Args = slices.Clone(d.Args)
-		d.Args[len(d.Args)-4] ^= 1
+		d.Args[len(d.Args)-8] ^= 1 // the norm, before the padding
 	}}, "hadamard"},
 	{"arguments a word off", saboteur{dispatch: func(d *gpu.Dispatch) { d.Args = append(slices.Clone(d.Args[4:]), 0, 0, 0, 0) }}, "keys"},
 	{"*codes a byte short", saboteur{size: func(n int) int {
