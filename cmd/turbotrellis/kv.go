@@ -103,7 +103,8 @@ func newKVEncode() *cobra.Command {
 		Long: `Pack the keys and values of a safetensors file into a KV snapshot.
 
 Keys and values are the tensors whose names end in .keys or .k and in .values
-or .v, unless --key-names and --value-names say otherwise. Keys and values whose
+or .v, or those of a prompt cache of mlx-lm, unless --key-names and --value-names
+say otherwise. 8-bit floats are widened to F16. Keys and values whose
 names are equal without the matched part are a layer: layers.3.keys goes with
 layers.3.values, and is layer 3. Their shape is [..., tokens, head dimension].
 All other tensors are copied byte for byte.
@@ -111,7 +112,7 @@ All other tensors are copied byte for byte.
 IN and OUT may be - for standard input and output.`,
 		Example: `  turbotrellis kv encode cache.safetensors cache.tt.safetensors --key-type q8_0 --value-type q3_0
   turbotrellis kv encode in.safetensors out.safetensors --key-type q4_0 --value-type q2_0 --scale-rule search --skip 0,1
-  turbotrellis kv encode mlx-lm.safetensors out.safetensors --key-names '\.(0)$' --value-names '\.(1)$'`,
+  turbotrellis kv encode cache.safetensors out.safetensors --key-names '\.(k_cache)$' --value-names '\.(v_cache)$'`,
 		Args: exactly(2),
 	}
 	f := cmd.Flags()

@@ -55,7 +55,10 @@ type EncodeOptions struct {
 
 // Encode reads the safetensors file in the first size bytes of src and writes
 // a snapshot of it to dst. Tensors that are neither keys nor values, or are
-// skipped, are copied byte for byte; so is the metadata. What names, types,
+// skipped, are copied byte for byte; so is the metadata. 8-bit floats (F8_E4M3,
+// F8_E5M2) are widened to F16, exactly, and are F16 tensors from then on.
+// Prompt caches of mlx-lm are known by their metadata: unless told otherwise,
+// their N.0 are keys and their N.1 values. What names, types,
 // shapes and parameters decide is checked before the first byte is written.
 //
 // Memory use does not grow with the file: Calls + 1 pieces of the backend's Feed
@@ -164,6 +167,9 @@ func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o
 // pairs finds the layers to pack, in the order of their keys in the file.
 func pairs(f *safetensors.File, o EncodeOptions) ([]Layer, error) {
 	keyNames, valueNames := cmp.Or(o.KeyNames, DefaultKeyNames), cmp.Or(o.ValueNames, DefaultValueNames)
+	if o.KeyNames == nil && o.ValueNames == nil && isPromptCache(f) {
+		keyNames, valueNames = promptKeyNames, promptValueNames
+	}
 	var layers []*Layer
 	byRest := map[string]*Layer{}
 	seen := map[int]bool{}
@@ -182,6 +188,9 @@ func pairs(f *safetensors.File, o EncodeOptions) ([]Layer, error) {
 				continue
 			}
 		}
+		if keyNames == promptKeyNames && !promptLayer(f, before) {
+			continue
+		}
 		rest := before + "\x00" + after
 		l := byRest[rest]
 		if l == nil {
@@ -196,7 +205,7 @@ func pairs(f *safetensors.File, o EncodeOptions) ([]Layer, error) {
 		if part.Name != "" {
 			return nil, fmt.Errorf("%w: tensors %q and %q are both named for one layer", ErrPair, part.Name, in.Name)
 		}
-		*part = Part{Name: in.Name, DType: string(in.DType), Shape: slices.Clone(in.Shape)}
+		*part = Part{Name: in.Name, DType: string(widened(in.DType)), Shape: slices.Clone(in.Shape)}
 	}
 	if err := o.Skip.allIn(seen); err != nil {
 		return nil, err
@@ -408,10 +417,12 @@ func (t *transcoder) encode(w *safetensors.Writer, f *safetensors.File, kv codec
 			return err
 		}
 	}
-	dim, rowBytes := part.dim(), part.dim()*d.Size()
+	in, _ := f.Lookup(part.Name)
+	narrow := in.DType != safetensors.DType(part.DType)
+	dim, rowBytes := part.dim(), part.dim()*in.DType.Size()
 	type slot struct {
-		in []byte
-		x  rows
+		in, wide []byte
+		x        rows
 	}
 	slots := make([]slot, t.slots())
 	return inPieces(t, part.rows(), rowBytes, slots, func(s *slot, first, n int) error {
@@ -419,8 +430,14 @@ func (t *transcoder) encode(w *safetensors.Writer, f *safetensors.File, kv codec
 		if err := f.ReadPart(s.in, part.Name, int64(first)*int64(rowBytes)); err != nil {
 			return err
 		}
+		data := s.in
+		if narrow {
+			s.wide = sized(s.wide, n*dim*d.Size())
+			widen(s.wide, s.in, in.DType)
+			data = s.wide
+		}
 		err := t.call(func() error {
-			return h.encode(kv, &s.x, codec.Tensor{DType: d, Shape: []int{n, dim}, Data: s.in})
+			return h.encode(kv, &s.x, codec.Tensor{DType: d, Shape: []int{n, dim}, Data: data})
 		})
 		return placed(err, part.Name, first*dim)
 	}, func(s *slot, n int) error {
