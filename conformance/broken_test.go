@@ -423,18 +423,18 @@ func TestBroken(t *testing.T) {
 					clear(dst.codes[n-8:])
 				}
 			}
-		}, []Stage{Store}},
-		{"swapped nibble, keys", "EncodeKeys", func(m *mutant) { m.permute = swapNibbles }, []Stage{Pack}},
-		{"swapped nibble, values", "EncodeValues", func(m *mutant) { m.permute = swapNibbles }, []Stage{Pack}},
-		{"swapped nibble, unpacking keys", "DecodeKeys", func(m *mutant) { m.unpack = swapNibbles }, []Stage{Unpack}},
-		{"swapped nibble, unpacking values", "DecodeValues", func(m *mutant) { m.unpack = swapNibbles }, []Stage{Unpack}},
+		}, []Stage{Index}},
+		{"swapped nibble, keys", "EncodeKeys", func(m *mutant) { m.permute = swapNibbles }, []Stage{Index}},
+		{"swapped nibble, values", "EncodeValues", func(m *mutant) { m.permute = swapNibbles }, []Stage{Index}},
+		{"swapped nibble, unpacking keys", "DecodeKeys", func(m *mutant) { m.unpack = swapNibbles }, []Stage{Dequantize}},
+		{"swapped nibble, unpacking values", "DecodeValues", func(m *mutant) { m.unpack = swapNibbles }, []Stage{Dequantize}},
 		{"wrong sign table", "EncodeValues", func(m *mutant) {
 			m.signs = func(s []float32) { copy(s, hadamard.AppendSigns(nil, len(s)+1)) }
-		}, []Stage{Rotate, Unrotate}},
-		{"one wrong sign", "EncodeValues", func(m *mutant) { m.signs = func(s []float32) { s[3] = -s[3] } }, []Stage{Rotate, Unrotate}},
+		}, []Stage{Scale, Index}},
+		{"one wrong sign", "EncodeValues", func(m *mutant) { m.signs = func(s []float32) { s[3] = -s[3] } }, []Stage{Scale, Index}},
 		{"wrong sign table, decoder", "DecodeValues", func(m *mutant) {
 			m.signs = func(s []float32) { s[len(s)/2] = -s[len(s)/2] }
-		}, []Stage{Unrotate}},
+		}, []Stage{Dequantize}},
 		{"off-by-one stride", "EncodeKeys", func(m *mutant) {
 			m.load = func(x codec.Tensor, row []float32, r int) {
 				y := x
@@ -444,7 +444,7 @@ func TestBroken(t *testing.T) {
 				}
 				y.LoadRow(row, r)
 			}
-		}, []Stage{Load}},
+		}, []Stage{Scale, Zero, Index, Error}},
 		{"strides of the output ignored", "DecodeKeys", func(m *mutant) {
 			m.decoded = func(dst codec.Tensor, before []byte) {
 				if dst.Stride != nil {
@@ -453,7 +453,7 @@ func TestBroken(t *testing.T) {
 					copy(dst.Data, plain)
 				}
 			}
-		}, []Stage{Store, Bounds}},
+		}, []Stage{Dequantize, Bounds}},
 		{"stale byte past the end", "EncodeValues", func(m *mutant) {
 			m.finish = func(dst *packed, rows int) {
 				if n := len(dst.codes); cap(dst.codes) > n {
@@ -464,7 +464,7 @@ func TestBroken(t *testing.T) {
 		{"a byte too many", "EncodeValues", func(m *mutant) {
 			m.finish = func(dst *packed, rows int) { dst.codes = append(slices.Clip(dst.codes), 0) }
 		}, []Stage{Bounds}},
-		{"no canonical inputs", "EncodeValues", func(m *mutant) { m.canon = func(x float32) float32 { return x } }, []Stage{Canon}},
+		{"no canonical inputs", "EncodeValues", func(m *mutant) { m.canon = func(x float32) float32 { return x } }, []Stage{Scale, Index}},
 		{"last element not decoded", "Decode", func(m *mutant) {
 			m.decoded = func(dst codec.Tensor, before []byte) {
 				eachElement(dst, func(i, at int) {
@@ -473,7 +473,7 @@ func TestBroken(t *testing.T) {
 					}
 				})
 			}
-		}, []Stage{Store}},
+		}, []Stage{Dequantize}},
 		{"bf16 truncated", "DecodeValuesRotated", func(m *mutant) {
 			m.store = func(t codec.DType, b []byte, x float32) {
 				if t == codec.BF16 && f32.IsFinite(x) {
@@ -481,7 +481,7 @@ func TestBroken(t *testing.T) {
 				}
 				t.Store(b, x)
 			}
-		}, []Stage{Round}},
+		}, []Stage{Dequantize}},
 		{"input modified", "EncodeValues", func(m *mutant) {
 			m.input = func(x codec.Tensor) {
 				if len(x.Data) > 0 && x.Len() != 0 {
@@ -507,7 +507,7 @@ func TestBroken(t *testing.T) {
 				return nil
 			}
 		}, []Stage{Error}},
-		{"unstable", "EncodeValues", func(m *mutant) { m.unstable = true }, []Stage{Unstable, Store}},
+		{"unstable", "EncodeValues", func(m *mutant) { m.unstable = true }, []Stage{Index, Unstable}},
 		{"panic", "EncodeValues", func(m *mutant) { m.input = func(codec.Tensor) { panic("boom") } }, []Stage{Panic}},
 	}
 	for _, test := range tests {

@@ -1,12 +1,10 @@
 package conformance
 
 import (
-	"bytes"
+	"fmt"
 	"slices"
 
 	"github.com/turbotrellis/turbotrellis/codec"
-	"github.com/turbotrellis/turbotrellis/internal/f32"
-	"github.com/turbotrellis/turbotrellis/lloydmax"
 )
 
 // decodeCase unpacks keys, values or both.
@@ -139,12 +137,12 @@ func (c *decodeCase) run(e *env) *Failure {
 	}
 	if has.keys {
 		if f := outK.written(dstK, memK, wantK, p.Group); f != nil {
-			return c.diagnose(e, false, f, k, v)
+			return c.staged(f, false, k)
 		}
 	}
 	if has.values {
 		if f := outV.written(dstV, memV, wantV, p.Group); f != nil {
-			return c.diagnose(e, true, f, k, v)
+			return c.staged(f, true, v)
 		}
 	}
 	return sameSaturated(kv.Saturated()-before, saturated)
@@ -155,7 +153,25 @@ func sameSaturated(got, want uint64) *Failure {
 	if got == want {
 		return nil
 	}
-	return failure(Round, "saturated", "%d elements, want %d", got, want)
+	return failure(Saturate, "saturated", "%d elements, want %d", got, want)
+}
+
+// staged adds to f the group at every stage of the reference's decoder.
+func (c *decodeCase) staged(f *Failure, values bool, p packed) *Failure {
+	if f.Group < 0 {
+		return f
+	}
+	d, n := dim(c.params, values), c.params.Group
+	r, lo := f.Group*n/d, f.Group*n%d
+	hi, g := lo+n, lo/n
+	if values {
+		s := refStages(c.params).ValueDecodeStages(p.values(), r)
+		f.Detail = fmt.Sprintf("the reference's group: index %v\nscale %v\nrotated %v\nunrotated %v", s.Index[lo:hi], s.Scale[g], s.Rotated[lo:hi], s.Unrotated[lo:hi])
+	} else {
+		s := refStages(c.params).KeyDecodeStages(p.keys(), r)
+		f.Detail = fmt.Sprintf("the reference's group: index %v\nscale %v, zero %v\ndecoded %v", s.Index[lo:hi], s.Scale[g], s.Zero[g], s.Decoded[lo:hi])
+	}
+	return f
 }
 
 // want returns what the reference decodes, row-major, in type t.
@@ -180,103 +196,3 @@ func (c *decodeCase) want(e *env, t codec.DType, op string, k, v packed) (dstK, 
 	return dstK, dstV
 }
 
-// again decodes to row-major memory of type t and reports whether the keys or
-// values are right. got and want are what they are.
-func (c *decodeCase) again(e *env, values bool, t codec.DType, op string, k, v packed) (got, want codec.Tensor, ok bool) {
-	has := decoders[op]
-	dstK, dstV := codec.Tensor{}, codec.Tensor{}
-	if has.keys {
-		dstK = codec.NewTensor(t, k.shape...)
-	}
-	if has.values {
-		dstV = codec.NewTensor(t, v.shape...)
-	}
-	wantK, wantV := c.want(e, t, op, k, v)
-	if decode(e.kv(c.params), op, dstK, dstV, k, v) != nil {
-		return
-	}
-	if values {
-		return dstV, wantV, sameWords(dstV, wantV)
-	}
-	return dstK, wantK, sameWords(dstK, wantK)
-}
-
-// diagnose sets the stage of a difference. It decodes again with one thing
-// changed at a time.
-func (c *decodeCase) diagnose(e *env, values bool, f *Failure, k, v packed) *Failure {
-	if f.Stage != Dequantize || e.brief {
-		return f
-	}
-	s := seeded(c.name)
-	out := output{layout: c.layout, dtype: c.dtype, d: dim(c.params, values), s: s}
-	other := output{layout: c.layout, dtype: c.dtype, d: dim(c.params, !values), s: s}
-	if out.stale(func(dst codec.Tensor) error {
-		rest, _ := other.make(poisons[0])
-		if values {
-			return decode(e.kv(c.params), c.op, rest, dst, k, v)
-		}
-		return decode(e.kv(c.params), c.op, dst, rest, k, v)
-	}) {
-		f.Stage = Store
-		return f
-	}
-	if _, _, ok := c.again(e, values, c.dtype, c.op, k, v); ok {
-		f.Stage = Store
-		return f
-	}
-	if c.dtype != codec.F32 {
-		if _, _, ok := c.again(e, values, codec.F32, c.op, k, v); ok {
-			f.Stage = Round
-			return f
-		}
-	}
-	rotated := map[string]string{"DecodeValues": "DecodeValuesRotated", "Decode": "DecodeRotated"}[c.op]
-	if rotated == "" {
-		rotated = c.op
-	} else if values {
-		if _, _, ok := c.again(e, values, codec.F32, rotated, k, v); ok {
-			f.Stage = Unrotate
-			return f
-		}
-	}
-	// The same codes with scales of 1 and zero points of 0. Where equal codes
-	// do not decode to equal numbers, or all numbers are those of other codes,
-	// the codes were read wrong.
-	unit := func(p packed) packed {
-		p.scales, p.zeros = bytes.Clone(p.scales), bytes.Clone(p.zeros)
-		for i := 0; i < len(p.scales); i += c.params.ScaleType.Size() {
-			c.params.ScaleType.Store(p.scales[i:], 1)
-		}
-		clear(p.zeros)
-		return p
-	}
-	got, want, ok := c.again(e, values, codec.F32, rotated, unit(k), unit(v))
-	if ok {
-		return f
-	}
-	numbers := map[uint64]uint64{}
-	consistent, known := true, true
-	for i := 0; i+4 <= len(want.Data) && i+4 <= len(got.Data); i += 4 {
-		g, w := bitsOf(got.Data[i:i+4]), bitsOf(want.Data[i:i+4])
-		if before, ok := numbers[w]; ok && before != g {
-			consistent = false
-		}
-		numbers[w] = g
-		known = known && decodes(c.params, values, codec.F32.Load(got.Data[i:]))
-	}
-	if !consistent || known {
-		f.Stage = Unpack
-	}
-	return f
-}
-
-// decodes reports whether a code decodes to x with a scale of 1 and a zero
-// point of 0.
-func decodes(p codec.KVParams, values bool, x float32) bool {
-	if !values {
-		n := float32(p.KeyFormat().MaxIndex())
-		return f32.Rint(x) == x && x <= n && (x >= 0 || p.Keys.Signed() && x >= -n-1)
-	}
-	table, err := lloydmax.Lookup(p.Values.Bits())
-	return err == nil && slices.Contains(table.AppendCentroids(nil), x)
-}

@@ -19,11 +19,8 @@
 //
 // Every case is named op(param=value,…); that string as Options.Filter, or in
 // turbotrellis verify --filter, runs it alone. A Failure names the first
-// differing element and its group, both words, and the stage of the encoder or
-// decoder at fault. Outputs alone do not show the stage, so the suite asks the
-// backend again with one thing changed — the same elements without strides, in
-// canonical form, decoded to f32, with scales of one — and reports the stage
-// that makes the difference.
+// differing element and its group, both words, and the first stage whose output
+// differs, and lists what the reference has for that group at every stage.
 //
 // # What is not asked
 //

@@ -9,25 +9,21 @@ import (
 	"github.com/turbotrellis/turbotrellis/codec"
 )
 
-// Stage is a step of an encoder or a decoder, in the order of
-// docs/numerics.md, or a way to break the contract around it.
+// Stage is a step of an encoder or a decoder whose result an output shows
+// (docs/numerics.md), or a way to break the contract around it. The first stage
+// that differs need not be the one at fault: a wrong rotation shows in the scale.
+// Failure.Detail has the reference's numbers at the stages between.
 type Stage string
 
 // The stages.
 const (
-	Load       Stage = "load"       // reading elements through shape, strides and alignment
-	Canon      Stage = "canon"      // canonical inputs (§1)
-	Rotate     Stage = "rotate"     // signs and transform (§3)
 	Scale      Stage = "scale"      // the scale of a group or row (§2, §4, §6)
 	Zero       Stage = "zero"       // the zero point of a group (§2)
-	Index      Stage = "index"      // quantising to indices, ties included (§2, §4)
-	States     Stage = "states"     // the Viterbi search (§6)
-	Pack       Stage = "pack"       // indices or symbols to bits (§5, §6)
-	Unpack     Stage = "unpack"     // bits to indices or states (§5, §6)
-	Dequantize Stage = "dequantize" // indices or states to numbers (§2, §4, §6)
-	Unrotate   Stage = "unrotate"   // transform and signs (§3)
-	Round      Stage = "round"      // the conversion to the output type (§0)
-	Store      Stage = "store"      // writing every element of the output, once, where it belongs
+	Index      Stage = "index"      // indices, packed (§2, §4, §5)
+	States     Stage = "states"     // the path of the Viterbi search, packed (§6)
+	Dequantize Stage = "dequantize" // indices or states to numbers, rotated back or not, in the output type (§2–§4, §6)
+	Unrotate   Stage = "unrotate"   // the inverse rotation alone (§3)
+	Saturate   Stage = "saturate"   // the count of elements limited to ±65504 (§2)
 	Bounds     Stage = "bounds"     // an output of the wrong size, or bytes written outside it
 	Input      Stage = "input"      // an input that was modified
 	Error      Stage = "error"      // an error missing, unexpected, or of another class, operand or index
@@ -38,7 +34,7 @@ const (
 // Failure is one case on which a backend differs from the reference.
 type Failure struct {
 	Case      string `json:"case"`    // runs the case alone as Options.Filter
-	Stage     Stage  `json:"stage"`   // the stage at fault
+	Stage     Stage  `json:"stage"`   // the first that differs
 	Operand   string `json:"operand"` // "codes", "scales", "zeros", "dst keys", …
 	Index     int    `json:"index"`   // first differing element, row-major in Operand's tensor; -1 if none
 	Group     int    `json:"group"`   // and its group; -1 if none

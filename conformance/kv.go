@@ -1,17 +1,11 @@
 package conformance
 
 import (
-	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
-	"math"
-	"math/bits"
 	"slices"
 
 	"github.com/turbotrellis/turbotrellis/codec"
-	"github.com/turbotrellis/turbotrellis/codec/driver"
-	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/pack"
 )
 
@@ -158,10 +152,6 @@ func (c *encodeCase) run(e *env) *Failure {
 		}
 	}
 	if f := sameError(err, wantErr); f != nil {
-		var twin packed
-		if x.Stride != nil && sameError(encode(kv, c.values, &twin, plain), wantErr) == nil {
-			f.Stage = Load
-		}
 		return f
 	}
 	if wantErr != nil {
@@ -171,13 +161,25 @@ func (c *encodeCase) run(e *env) *Failure {
 		return nil
 	}
 	f := c.compare(dst, want)
-	if f == nil {
-		return nil
-	}
-	if f.Stage != Bounds && !e.brief {
-		f.Stage = c.diagnose(e, plain, dst, want, f)
+	if f != nil && f.Stage != Bounds && !e.brief {
+		f.Detail = c.stages(plain, f.Group)
 	}
 	return f
+}
+
+// stages returns a group of the input at every stage of the reference's encoder.
+func (c *encodeCase) stages(x codec.Tensor, group int) string {
+	d, n := x.Dim(), c.params.Group
+	row := make([]float32, d)
+	x.LoadRow(row, group*n/d)
+	lo := group * n % d
+	hi, g := lo+n, lo/n
+	if c.values {
+		s, _ := refStages(c.params).ValueStages(row)
+		return fmt.Sprintf("the reference's group: canon %v\nrotated %v\nscale %v\nindex %v", s.Canon[lo:hi], s.Rotated[lo:hi], s.Scale[g], s.Index[lo:hi])
+	}
+	s, _ := refStages(c.params).KeyStages(row)
+	return fmt.Sprintf("the reference's group: canon %v\nscale %v, zero %v\nindex %v", s.Canon[lo:hi], s.Scale[g], s.Zero[g], s.Index[lo:hi])
 }
 
 // compare returns the first difference of two packed forms.
@@ -195,183 +197,6 @@ func (c *encodeCase) compare(got, want packed) *Failure {
 		{name: "codes", stage: Index, perElem: 1, got: unpacked(p, c.values, got.codes), want: unpacked(p, c.values, want.codes)},
 	}
 	return compare(parts, p.Group, len(want.scales)/p.ScaleType.Size())
-}
-
-// passes encodes plain once more, with fresh memory of the given poison, and
-// reports whether it gives what the reference gives for the same tensor.
-func (c *encodeCase) passes(e *env, plain codec.Tensor) bool {
-	var got, want packed
-	gotErr, wantErr := encode(e.kv(c.params), c.values, &got, plain), encode(e.refKV(c.params), c.values, &want, plain)
-	if gotErr != nil || wantErr != nil {
-		return sameError(gotErr, wantErr) == nil
-	}
-	return c.compare(got, want) == nil
-}
-
-// diagnose returns the stage at fault. It encodes the same elements again with
-// one thing changed at a time.
-func (c *encodeCase) diagnose(e *env, plain codec.Tensor, got, want packed, f *Failure) Stage {
-	kv, p := e.kv(c.params), c.params
-	// The elements as they were, twice: into memory with one poison and another.
-	var again [2]packed
-	codesLen, scalesLen := rowLen(p, c.values)
-	for i, seed := range poisons {
-		part := func(n int) []byte { return newMemory("", plain.Rows()*n, 0, seed).data[:0] }
-		again[i] = packed{codes: part(codesLen), scales: part(scalesLen), zeros: part(scalesLen)}
-		if err := encode(kv, c.values, &again[i], plain); err != nil {
-			return Unstable
-		}
-	}
-	if c.compare(again[0], again[1]) != nil {
-		return Store // what is not written keeps the poison
-	}
-	if c.compare(again[0], want) == nil {
-		x, _ := c.tensor()
-		var retry packed
-		if err := encode(kv, c.values, &retry, x); err != nil || c.compare(retry, want) == nil {
-			return Unstable
-		}
-		return Load
-	}
-	probe := c.probe(e)
-	if c.zeroTail(got, want) || c.zeroTail(probe.got, probe.want) {
-		return Store
-	}
-	if canonical, changed := canonTensor(plain, p.Policy == codec.Compat && !c.values); changed {
-		wide := *c
-		wide.dtype = codec.F32
-		if wide.passes(e, canonical) {
-			return Canon
-		}
-	}
-	usual := c.compare(probe.got, probe.want) != nil // ordinary data is enough to fail
-	if f.Stage == Index && (!usual && c.misplaced(got, want) || c.misplaced(probe.got, probe.want)) {
-		return Pack
-	}
-	if c.values && !(c.ordered(plain, got) && c.ordered(probe.x, probe.got) && c.unrotates(e)) {
-		return Rotate
-	}
-	return f.Stage
-}
-
-// probed is an encoding of plain data, which shows what special data may hide.
-type probed struct {
-	x         codec.Tensor
-	got, want packed
-}
-
-// probe encodes rows of ordinary elements with the case's parameters.
-func (c *encodeCase) probe(e *env) probed {
-	plain := encodeCase{name: "probe", params: c.params, values: c.values, dtype: codec.F32, layout: layoutNamed("heads"), data: normalData}
-	in, _ := plain.tensor()
-	p := probed{x: dense(in)}
-	if encode(e.refKV(c.params), c.values, &p.want, p.x) != nil || encode(e.kv(c.params), c.values, &p.got, p.x) != nil || len(p.got.codes) != len(p.want.codes) {
-		p.got = p.want
-	}
-	return p
-}
-
-// zeroTail reports whether got differs from want only in bytes that are zero, a
-// tail of the codes that fresh memory would leave so.
-func (c *encodeCase) zeroTail(got, want packed) bool {
-	start := len(want.codes)
-	for start > 0 && got.codes[start-1] == 0 {
-		start--
-	}
-	lost := 0
-	for _, b := range want.codes[start:] {
-		if b != 0 {
-			lost++
-		}
-	}
-	return lost >= 4 && bytes.Equal(got.codes[:start], want.codes[:start])
-}
-
-// canonTensor returns x in canonical form as f32, and whether that changes an
-// element.
-func canonTensor(x codec.Tensor, signed bool) (codec.Tensor, bool) {
-	y := codec.NewTensor(codec.F32, x.Shape...)
-	row := make([]float32, x.Dim())
-	changed := false
-	for r := range x.Rows() {
-		x.LoadRow(row, r)
-		for i, v := range row {
-			c := f32.Canon(v)
-			if signed && c == 0 {
-				c = float32(math.Copysign(0, float64(v)))
-			}
-			changed = changed || math.Float32bits(c) != math.Float32bits(v)
-			row[i] = c
-		}
-		y.StoreRow(r, row)
-	}
-	return y, changed
-}
-
-// ordered reports whether, in every group, indices rise with the rotated
-// elements of x. They do whatever the scale and the boundaries are, unless the
-// elements that were quantised are others.
-func (c *encodeCase) ordered(x codec.Tensor, p packed) bool {
-	row := make([]float32, x.Dim())
-	index := unpacked(c.params, true, p.codes)
-	order := make([]int, c.params.Group)
-	stages := refStages(c.params)
-	for r := range x.Rows() {
-		x.LoadRow(row, r)
-		st, found := stages.ValueStages(row)
-		if found != driver.Nothing {
-			return true
-		}
-		for g := 0; g < len(row); g += c.params.Group {
-			y, got := st.Rotated[g:], index[r*len(row)+g:]
-			for i := range order {
-				order[i] = i
-			}
-			slices.SortFunc(order, func(a, b int) int { return cmp.Compare(y[a], y[b]) })
-			for i := 1; i < len(order); i++ {
-				if a, b := order[i-1], order[i]; got[a] > got[b] && y[a] < y[b] {
-					return false
-				}
-			}
-		}
-	}
-	return true
-}
-
-// unrotates reports whether the backend's inverse rotation is right.
-func (c *encodeCase) unrotates(e *env) bool {
-	u := unrotateCase{name: c.name, params: c.params, dtype: codec.F32, layout: layouts[0], data: normalData}
-	return u.run(e) == nil
-}
-
-// misplaced reports whether each row that differs has the right indices, or the
-// right bits, in the wrong places, and not just some a rounding away.
-func (c *encodeCase) misplaced(got, want packed) bool {
-	n, _ := rowLen(c.params, c.values)
-	far := false
-	for r := 0; r < len(want.codes); r += n {
-		a, b := got.codes[r:r+n], want.codes[r:r+n]
-		if bytes.Equal(a, b) {
-			continue
-		}
-		x, y := unpacked(c.params, c.values, a), unpacked(c.params, c.values, b)
-		for i := range x {
-			far = far || distance(int64(x[i]), int64(y[i])) > 1
-		}
-		slices.Sort(x)
-		slices.Sort(y)
-		if ones(a) != ones(b) && !bytes.Equal(x, y) {
-			return false
-		}
-	}
-	return far
-}
-
-func ones(b []byte) (n int) {
-	for _, v := range b {
-		n += bits.OnesCount8(v)
-	}
-	return n
 }
 
 // sameError compares what matters of two errors: the class, the operand and
@@ -441,34 +266,10 @@ func (c *unrotateCase) run(e *env) *Failure {
 	if f == nil {
 		f = sameSaturated(e.kv(c.params).Saturated()-before, saturated)
 	}
-	if f == nil || f.Stage != Dequantize || e.brief {
-		return f
-	}
-	if !c.inPlace && out.stale(call) {
-		f.Stage = Store
-		return f
-	}
-	// The same elements in plain memory, then in f32.
-	kv := e.kv(c.params)
-	if got := codec.NewTensor(c.dtype, x.Shape...); kv.Unrotate(got, plain) == nil && sameWords(got, want) {
-		f.Stage = Load
-		return f
-	}
-	f.Stage = Unrotate
-	if c.dtype != codec.F32 {
-		wide, _ := canonTensor(plain, false)
-		got, want := codec.NewTensor(codec.F32, x.Shape...), codec.NewTensor(codec.F32, x.Shape...)
-		if e.refKV(c.params).Unrotate(want, wide) == nil && kv.Unrotate(got, wide) == nil && sameWords(got, want) {
-			f.Stage = Round
-		}
+	if f != nil && f.Stage == Dequantize {
+		f.Stage = Unrotate
 	}
 	return f
-}
-
-// sameWords reports whether two row-major tensors hold the same bits, NaN equal
-// to NaN.
-func sameWords(got, want codec.Tensor) bool {
-	return compare([]part{{stage: Dequantize, t: want.DType, perElem: 1, got: got.Data, want: want.Data}}, 1, want.Len()) == nil
 }
 
 // output is the destination of a decoder.
@@ -511,16 +312,3 @@ func (o *output) written(dst codec.Tensor, m *memory, want codec.Tensor, group i
 	return compare([]part{{name: o.name, stage: Dequantize, t: o.dtype, perElem: 1, got: got, want: want.Data}}, group, (want.Len()+group-1)/group)
 }
 
-// stale reports whether a decoder leaves elements as they were: whether what
-// they are after it depends on what they were before.
-func (o *output) stale(call func(codec.Tensor) error) bool {
-	var got [2][]byte
-	for i, seed := range poisons {
-		dst, _ := o.make(seed)
-		if call(dst) != nil {
-			return false
-		}
-		got[i] = elements(dst)
-	}
-	return compare([]part{{name: o.name, stage: Store, t: o.dtype, perElem: 1, got: got[0], want: got[1]}}, 1, len(got[0])/o.dtype.Size()) != nil
-}

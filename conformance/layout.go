@@ -42,15 +42,6 @@ var layouts = []layout{
 	{name: "window", lead: []int{4}, stride: func(d int) ([]int, int) { return []int{d / 2, 1}, 0 }, repeat: true},
 }
 
-func layoutNamed(name string) layout {
-	for _, l := range layouts {
-		if l.name == name {
-			return l
-		}
-	}
-	panic("conformance: no layout " + name)
-}
-
 func (l layout) rows() int {
 	n := 1
 	for _, d := range l.lead {

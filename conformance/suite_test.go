@@ -265,11 +265,11 @@ func TestReport(t *testing.T) {
 		t.Fatalf("%d of %d cases failed", r.Failed, r.Cases)
 	}
 	f := r.Failures[0]
-	if f.Stage != Pack || f.Operand != "codes" || f.Index < 0 || f.Group != f.Index/32 || f.Groups != 12 || f.BadGroups == 0 || f.BadBits == 0 || f.ULP == 0 {
+	if f.Stage != Index || f.Operand != "codes" || f.Index < 0 || f.Group != f.Index/32 || f.Groups != 12 || f.BadGroups == 0 || f.BadBits == 0 || f.ULP == 0 {
 		t.Errorf("%+v", f)
 	}
 	text := f.Error()
-	for _, want := range []string{"stage pack", "codes[", "group", "got 0x0", "want 0x0", "ulp", "of 12 groups differ", "bits", "again: turbotrellis verify --filter '" + name + "'"} {
+	for _, want := range []string{"stage index", "the reference's group: canon [", "codes[", "group", "got 0x0", "want 0x0", "ulp", "of 12 groups differ", "bits", "again: turbotrellis verify --filter '" + name + "'"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("report lacks %q:\n%s", want, text)
 		}

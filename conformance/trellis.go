@@ -248,20 +248,9 @@ func (c *trellisCase) encodeBlocks(e *env) *Failure {
 		}
 	}
 	if f := sameError(err, wantErr); f != nil || wantErr != nil {
-		if f != nil && x.Stride != nil && sameError(e.trellis(p).EncodeBlocks(context.Background(), got, dense(x)), wantErr) == nil {
-			f.Stage = Load
-		}
 		return f
 	}
-	f := compareStates(got, want, p.T)
-	if f == nil || e.brief {
-		return f
-	}
-	plain := make([]uint16, len(v))
-	if e.trellis(p).EncodeBlocks(context.Background(), plain, dense(x)) == nil && slices.Equal(plain, want) {
-		f.Stage = Load
-	}
-	return f
+	return compareStates(got, want, p.T)
 }
 
 func compareStates(got, want []uint16, t int) *Failure {
@@ -322,10 +311,6 @@ func (c *trellisCase) encode(e *env) *Failure {
 		}
 	}
 	if f := sameError(err, wantErr); f != nil {
-		var m trellis.Matrix
-		if x.Stride != nil && sameError(e.trellis(p).Encode(context.Background(), &m, codec.Tensor{}, plain, g), wantErr) == nil {
-			f.Stage = Load
-		}
 		return f
 	}
 	if wantErr != nil {
@@ -338,9 +323,6 @@ func (c *trellisCase) encode(e *env) *Failure {
 		return failure(Bounds, "matrix", "parameters %+v, %+v, want %+v, %+v", dst.Params, dst.Geometry, want.Params, want.Geometry)
 	}
 	f := c.compare(&dst, &want)
-	if f != nil && !e.brief && f.Stage != Bounds {
-		f.Stage = c.diagnose(e, plain, &dst, &want, f)
-	}
 	if f != nil || c.recon == 0 {
 		return f
 	}
@@ -387,75 +369,6 @@ func (c *trellisCase) states(m *trellis.Matrix) []uint16 {
 	return states
 }
 
-// diagnose returns the stage at fault.
-func (c *trellisCase) diagnose(e *env, plain codec.Tensor, got, want *trellis.Matrix, f *Failure) Stage {
-	kv, p := e.trellis(c.params), c.params
-	var again [2]trellis.Matrix
-	for i, seed := range []uint32{0xa5a5a5a5, 0x3c3c3c3c} {
-		again[i] = trellis.Matrix{Codes: slices.Repeat([]uint32{seed}, len(want.Codes))[:0], Scales: slices.Repeat([]uint16{uint16(seed)}, len(want.Scales))[:0]}
-		if kv.Encode(context.Background(), &again[i], codec.Tensor{}, plain, c.geo) != nil {
-			return Unstable
-		}
-	}
-	if c.compare(&again[0], &again[1]) != nil {
-		return Store
-	}
-	if c.compare(&again[0], want) == nil {
-		return Load
-	}
-	if f.Stage == Scale {
-		if canonical, changed := canonTensor(plain, false); changed {
-			var a, b trellis.Matrix
-			if kv.Encode(context.Background(), &a, codec.Tensor{}, canonical, c.geo) == nil && e.refTrellis(p).Encode(context.Background(), &b, codec.Tensor{}, canonical, c.geo) == nil && c.compare(&a, &b) == nil {
-				return Canon
-			}
-		}
-		return Scale
-	}
-	// The search alone, on the samples of the first row that differs.
-	row := f.Group
-	if w, err := e.refSamples(c, plain, row); err == nil {
-		blocks := len(w) / p.T
-		x := codec.FromF32(w, blocks, p.T)
-		a, b := make([]uint16, len(w)), make([]uint16, len(w))
-		if e.refTrellis(p).EncodeBlocks(context.Background(), b, x) == nil && kv.EncodeBlocks(context.Background(), a, x) == nil && slices.Equal(a, b) {
-			return Pack
-		}
-	}
-	return States
-}
-
-// refSamples returns the samples of one coded row: canonical weights divided by
-// the row's scale.
-func (e *env) refSamples(c *trellisCase, x codec.Tensor, row int) ([]float32, error) {
-	g := c.geo
-	w := make([]float32, 0, g.Cols())
-	line := make([]float32, g.In)
-	for r := range g.Out {
-		if g.Axis == 1 && r != row {
-			continue
-		}
-		x.LoadRow(line, r)
-		if g.Axis == 1 {
-			w = append(w, line...)
-		} else {
-			w = append(w, line[row])
-		}
-	}
-	enc, err := trellis.NewEncoder(c.params)
-	if err != nil {
-		return nil, err
-	}
-	_, div, err := enc.RowScale(w)
-	for i, v := range w {
-		if v < 0x1p-64 && v > -0x1p-64 {
-			v = 0
-		}
-		w[i] = v / div
-	}
-	return w, err
-}
-
 func (c *trellisCase) decode(e *env) *Failure {
 	p, g, s := c.params, c.geo, seeded(c.name)
 	m := trellis.Matrix{Params: p, Geometry: g, Codes: make([]uint32, g.CodesLen(p)), Scales: make([]uint16, g.Rows())}
@@ -487,49 +400,7 @@ func (c *trellisCase) decode(e *env) *Failure {
 		return f
 	}
 	o := output{name: "dst weights", dtype: c.dtype}
-	f := o.written(out, mem, want, max(g.In, 1))
-	if f == nil || f.Stage != Dequantize || e.brief {
-		return f
-	}
-	again := func(t codec.DType, m *trellis.Matrix, seed byte) (got, want codec.Tensor, ok bool) {
-		got, want = codec.NewTensor(t, c.n, g.In), codec.NewTensor(t, c.n, g.In)
-		poison(got.Data, seed)
-		ok = kv.Decode(got, m, c.first) == nil && e.refTrellis(p).Decode(want, m, c.first) == nil
-		return got, want, ok
-	}
-	one, want, ok := again(c.dtype, &m, poisons[0])
-	two, _, _ := again(c.dtype, &m, poisons[1])
-	switch {
-	case !ok:
-	case sameWords(one, want), !sameWords(one, two):
-		f.Stage = Store
-		return f
-	}
-	if got, want, ok := again(codec.F32, &m, 0); c.dtype != codec.F32 && ok && sameWords(got, want) {
-		f.Stage = Round
-		return f
-	}
-	unit := m
-	unit.Scales = slices.Repeat([]uint16{0x3c00}, len(m.Scales))
-	got, want, ok := again(codec.F32, &unit, 0)
-	if ok && !sameWords(got, want) {
-		// Values of other states: the states were read wrong.
-		values, err := trellis.AppendValues(nil, p.Code, p.L)
-		if err != nil {
-			panic(err)
-		}
-		known := map[float32]bool{}
-		for _, v := range values {
-			known[v] = true
-		}
-		f.Stage = Unpack
-		eachElement(got, func(_, at int) {
-			if !known[codec.F32.Load(got.Data[at:])] {
-				f.Stage = Dequantize
-			}
-		})
-	}
-	return f
+	return o.written(out, mem, want, max(g.In, 1))
 }
 
 var trellisCodes = []trellis.Code{trellis.OneMAD, trellis.ThreeInst, trellis.Rand}
