@@ -20,7 +20,7 @@ func newKV() *cobra.Command {
 		Args:  subcommands,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newKVEncode(), newKVDecode())
+	cmd.AddCommand(newKVEncode(), newKVDecode(), newKVStore())
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/cpu"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/kvcache/block"
 )
@@ -268,7 +269,10 @@ func TestOperands(t *testing.T) {
 
 // Encode and Decode allocate nothing after the first call.
 func TestAllocs(t *testing.T) {
-	c := newCodec(t, layers)
+	c, err := block.New(cpu.New(cpu.Options{Workers: 1}), layers)
+	if err != nil {
+		t.Fatal(err)
+	}
 	k, v := source(layers, 5)
 	frame := encode(t, c, id, k, v)
 	both := func(i int) (codec.Tensor, codec.Tensor, error) { return k[i], v[i], nil }

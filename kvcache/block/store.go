@@ -167,9 +167,23 @@ func (s *Store) touch(file string) error {
 }
 
 // Get appends the frame of a key to dst, marks it as used, and returns the extended slice. It is ErrNotFound if
-// there is none, and ErrDamaged or ErrFormat if what is there is not a sound frame of that key: Put then writes it
-// anew.
+// there is none, and ErrDamaged, ErrFormat or ErrForeign if what is there is not a sound frame of that key: Put then
+// writes it anew.
 func (s *Store) Get(dst []byte, key Hash) ([]byte, error) {
+	out, err := s.Peek(dst, key)
+	if err != nil {
+		return out, err
+	}
+	_, file := key.path()
+	// It may have been removed meanwhile.
+	if err := s.touch(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return dst, err
+	}
+	return out, nil
+}
+
+// Peek is Get, but for marking the block as used.
+func (s *Store) Peek(dst []byte, key Hash) ([]byte, error) {
 	_, file := key.path()
 	out, err := s.read(dst, file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -184,10 +198,6 @@ func (s *Store) Get(dst []byte, key Hash) ([]byte, error) {
 	}
 	if err != nil {
 		return dst, fmt.Errorf("%v: %w", key, err)
-	}
-	// It may have been removed meanwhile.
-	if err := s.touch(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return dst, err
 	}
 	return out, nil
 }
