@@ -195,4 +195,3 @@ func (c *decodeCase) want(e *env, t codec.DType, op string, k, v packed) (dstK, 
 	}
 	return dstK, dstV
 }
-

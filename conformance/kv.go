@@ -311,4 +311,3 @@ func (o *output) written(dst codec.Tensor, m *memory, want codec.Tensor, group i
 	got := elements(dst)
 	return compare([]part{{name: o.name, stage: Dequantize, t: o.dtype, perElem: 1, got: got, want: want.Data}}, group, (want.Len()+group-1)/group)
 }
-
