@@ -7,9 +7,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/turbotrellis/turbotrellis/codec/cuda"
+	planner "github.com/turbotrellis/turbotrellis/codec/gpu"
 	"github.com/turbotrellis/turbotrellis/codec/metal"
 	"github.com/turbotrellis/turbotrellis/gpu"
-	device "github.com/turbotrellis/turbotrellis/gpu/metal"
+	cudadevice "github.com/turbotrellis/turbotrellis/gpu/cuda"
+	metaldevice "github.com/turbotrellis/turbotrellis/gpu/metal"
 )
 
 func newDevices() *cobra.Command {
@@ -17,9 +20,9 @@ func newDevices() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and whether they pass the canary",
-		Long: `Print the level at which the cpu backend runs and list the GPUs. Each runs the canary kernel, which checks how it rounds; GPUs
-that fail are not used. Without a GPU, or without a driver for one, devices says
-why there is none and exits with 0.`,
+		Long: `Print the level at which the cpu backend runs and list the GPUs. Each runs the
+canary kernel, which checks how it rounds; GPUs that fail are not used. Without a
+GPU, or without a driver for one, devices says why there is none and exits with 0.`,
 		Args: exactly(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := listDevices()
@@ -34,13 +37,20 @@ why there is none and exits with 0.`,
 }
 
 type devices struct {
-	CPU     string       `json:"cpu"`              // level of the cpu backend
-	Driver  string       `json:"driver"`           // empty if none was built in
-	Reason  string       `json:"reason,omitempty"` // why there is no list
+	CPU     string       `json:"cpu"`     // level of the cpu backend
+	Drivers []driverInfo `json:"drivers"` // one per GPU backend
 	Devices []deviceInfo `json:"devices"`
 }
 
+type driverInfo struct {
+	Backend string `json:"backend"`
+	Driver  string `json:"driver"`           // empty if none was built in
+	Reason  string `json:"reason,omitempty"` // why it lists no device
+}
+
 type deviceInfo struct {
+	Backend              string `json:"backend"`
+	Number               int    `json:"number"` // among the backend's devices
 	Name                 string `json:"name"`
 	Architecture         string `json:"architecture,omitempty"`
 	RegistryID           string `json:"registry_id"` // hexadecimal
@@ -52,35 +62,57 @@ type deviceInfo struct {
 	Usable               bool   `json:"usable"`
 	Reason               string `json:"reason,omitempty"` // why it is not
 	FlushesSubnormals    bool   `json:"flushes_subnormals"`
+
+	driver string
+}
+
+// gpuBackends are the backends that have devices.
+var gpuBackends = []struct {
+	name, driver string
+	list         func() ([]gpu.Info, error)
+	open         func(number int, info gpu.Info) (*planner.Backend, error)
+}{
+	{"metal", metaldevice.Name, metaldevice.List, func(_ int, info gpu.Info) (*planner.Backend, error) {
+		return metal.Open(metal.Options{RegistryID: info.RegistryID})
+	}},
+	{"cuda", cudadevice.Name, cudadevice.List, func(number int, _ gpu.Info) (*planner.Backend, error) {
+		return cuda.Open(cuda.Options{Number: number})
+	}},
 }
 
 func listDevices() (*devices, error) {
-	d := &devices{CPU: cpuLevel(), Driver: device.Name, Devices: []deviceInfo{}}
-	list, err := device.List()
-	if errors.Is(err, gpu.ErrUnavailable) {
-		d.Reason = err.Error()
-		if e, ok := errors.AsType[*gpu.Error](err); ok && e.Detail != "" {
-			d.Reason = e.Detail // the rest says what was asked, and that it is unavailable
+	d := &devices{CPU: cpuLevel(), Devices: []deviceInfo{}}
+	for _, g := range gpuBackends {
+		from := driverInfo{Backend: g.name, Driver: g.driver}
+		list, err := g.list()
+		switch {
+		case errors.Is(err, gpu.ErrUnavailable):
+			from.Reason = err.Error()
+			if e, ok := errors.AsType[*gpu.Error](err); ok && e.Detail != "" {
+				from.Reason = e.Detail // the rest says what was asked, and that it is unavailable
+			}
+		case err != nil:
+			return nil, err
+		case len(list) == 0:
+			from.Reason = "the system has none"
 		}
-		return d, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	for _, i := range list {
-		x := deviceInfo{
-			Name: i.Name, Architecture: i.Architecture, RegistryID: fmt.Sprintf("%#x", i.RegistryID), UnifiedMemory: i.UnifiedMemory,
-			WorkingSet: i.WorkingSet, MaxBuffer: i.MaxBuffer, MaxThreadgroupMemory: i.MaxThreadgroupMemory, MaxThreads: i.MaxThreads,
+		d.Drivers = append(d.Drivers, from)
+		for n, i := range list {
+			x := deviceInfo{
+				Backend: g.name, Number: n, driver: g.driver,
+				Name: i.Name, Architecture: i.Architecture, RegistryID: fmt.Sprintf("%#x", i.RegistryID), UnifiedMemory: i.UnifiedMemory,
+				WorkingSet: i.WorkingSet, MaxBuffer: i.MaxBuffer, MaxThreadgroupMemory: i.MaxThreadgroupMemory, MaxThreads: i.MaxThreads,
+			}
+			b, err := g.open(n, i)
+			if err == nil {
+				x.Usable, x.FlushesSubnormals = true, b.Flushes()
+				err = b.Close()
+			}
+			if err != nil {
+				x.Usable, x.Reason = false, err.Error()
+			}
+			d.Devices = append(d.Devices, x)
 		}
-		b, err := metal.Open(metal.Options{RegistryID: i.RegistryID})
-		if err == nil {
-			x.Usable, x.FlushesSubnormals = true, b.Flushes()
-			err = b.Close()
-		}
-		if err != nil {
-			x.Usable, x.Reason = false, err.Error()
-		}
-		d.Devices = append(d.Devices, x)
 	}
 	return d, nil
 }
@@ -90,12 +122,11 @@ func (d *devices) write(w io.Writer) error {
 		return err
 	}
 	if len(d.Devices) == 0 {
-		reason := d.Reason
-		if reason == "" {
-			reason = "the system has none"
+		for _, x := range d.Drivers {
+			if _, err := fmt.Fprintf(w, "no GPU for %s: %s\n", x.Backend, x.Reason); err != nil {
+				return err
+			}
 		}
-		_, err := fmt.Fprintf(w, "no GPU: %s\n", reason)
-		return err
 	}
 	for _, x := range d.Devices {
 		canary := "passed, subnormals kept"
@@ -106,6 +137,7 @@ func (d *devices) write(w io.Writer) error {
 			canary = x.Reason
 		}
 		if _, err := fmt.Fprintf(w, `%s
+  backend             %s, device %d
   driver              %s
   architecture        %s
   registry id         %s
@@ -115,7 +147,7 @@ func (d *devices) write(w io.Writer) error {
   threadgroup memory  %d bytes
   threadgroup         %d threads
   canary              %s
-`, x.Name, d.Driver, x.Architecture, x.RegistryID, x.UnifiedMemory, x.WorkingSet, x.MaxBuffer, x.MaxThreadgroupMemory, x.MaxThreads[0], canary); err != nil {
+`, x.Name, x.Backend, x.Number, x.driver, x.Architecture, x.RegistryID, x.UnifiedMemory, x.WorkingSet, x.MaxBuffer, x.MaxThreadgroupMemory, x.MaxThreads[0], canary); err != nil {
 			return err
 		}
 	}

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/turbotrellis/turbotrellis/gpu/cuda"
 	"github.com/turbotrellis/turbotrellis/gpu/metal"
 )
 
@@ -28,15 +30,17 @@ func TestDevices(t *testing.T) {
 	}
 	text := run()
 	t.Log(text)
-	if d.Driver != metal.Name {
-		t.Errorf("driver %q", d.Driver)
-	}
-	if len(d.Devices) == 0 {
-		if strings.Contains(os.Getenv("REQUIRE_BACKENDS"), "metal") {
-			t.Error("no device:", d.Reason)
+	for i, name := range []string{"metal", "cuda"} {
+		x := d.Drivers[i]
+		if x.Backend != name || x.Driver != map[string]string{"metal": metal.Name, "cuda": cuda.Name}[name] {
+			t.Errorf("driver %+v", x)
 		}
-		if metal.Name == "" && d.Reason == "" || !strings.Contains(text, "\nno GPU: "+d.Reason) {
-			t.Errorf("reason %q, text %q", d.Reason, text)
+		has := slices.ContainsFunc(d.Devices, func(d deviceInfo) bool { return d.Backend == name })
+		if !has && strings.Contains(os.Getenv("REQUIRE_BACKENDS"), name) {
+			t.Errorf("no device for %s: %s", name, x.Reason)
+		}
+		if has != (x.Reason == "") || len(d.Devices) == 0 && !strings.Contains(text, "\nno GPU for "+name+": "+x.Reason) {
+			t.Errorf("reason %q, text %q", x.Reason, text)
 		}
 	}
 	for _, x := range d.Devices {

@@ -28,8 +28,9 @@ type Options struct {
 // needs. It fails with codec.ErrUnavailable and the reason if the tag was not set, the driver or NVRTC is not
 // installed, there is no such device, or the device fails a check of the canary.
 //
-// A kernel that fails in a way that ends its context (gpu.ErrLost) fails the call; the next call finds a new
-// context, once. Memory from Alloc outlives that.
+// A kernel that fails in a way that ends its context fails the call with gpu.ErrLost. The next call asks the
+// driver for a new context, once; where the driver refuses, as some do to the whole process, it and every later
+// call return gpu.ErrLost. Memory from Alloc outlives the context.
 func Open(o Options) (*planner.Backend, error) {
 	return planner.Open("cuda", func() (gpu.Device, error) {
 		return cuda.Open(cuda.Options{Name: o.Name, Number: o.Number})

@@ -87,8 +87,15 @@ func symbols(handle uintptr, table any) error {
 	return nil
 }
 
+// dlopen opens a library.
+func dlopen(name string) (uintptr, error) {
+	runtime.LockOSThread() // the loader's message is the thread's
+	defer runtime.UnlockOSThread()
+	return purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+}
+
 var loadDriver = sync.OnceValues(func() (*libcuda, error) {
-	handle, err := purego.Dlopen("libcuda.so.1", purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	handle, err := dlopen("libcuda.so.1")
 	if err != nil {
 		return nil, fmt.Errorf("no CUDA driver: %w", err)
 	}

@@ -123,10 +123,10 @@ func openCompiler(name string) (*nvrtc, error) {
 		// Its other half, which the loader does not look for beside it.
 		builtins, _ := filepath.Glob(filepath.Join(filepath.Dir(name), "libnvrtc-builtins.so.*"))
 		for _, b := range builtins {
-			_, _ = purego.Dlopen(b, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+			_, _ = dlopen(b)
 		}
 	}
-	handle, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	handle, err := dlopen(name)
 	if err != nil {
 		return nil, err
 	}

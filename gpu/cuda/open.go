@@ -18,7 +18,9 @@
 // # Failures that end a context
 //
 // A kernel that touches memory that is not there, or runs into the driver's time limit, ends its CUDA
-// context. That call and all later ones say gpu.ErrLost until Reset, which makes a new context.
+// context. That call and all later ones return gpu.ErrLost until Reset, which asks the driver for a new context.
+// The driver may refuse: 580.159.04 opened none after an illegal access, a misaligned one and a trap, for no
+// device, until the process had ended. Reset is then ErrLost, too. Shared memory keeps its contents either way.
 package cuda
 
 import (
