@@ -48,6 +48,8 @@ EXEC := $(EMULATOR)
 METAL := REQUIRE_BACKENDS=metal TURBOTRELLIS_HOSTMETAL=$(BUILD)/libhostmetal.so
 ifeq ($(SENDER),darwinkit)
 METAL += CGO_ENABLED=1 CC=$(CURDIR)/internal/hostmetal/darwinkit/cc
+# Its wrappers, of which few are called, take a minute to optimise.
+GCFLAGS := $(foreach p,foundation metal,-gcflags=github.com/progrium/darwinkit/macos/$(p)="-N -l")
 EXEC += $(if $(ARCH),-E GODEBUG=clobberfree=1)
 else ifneq ($(ARCH),)
 METAL += CGO_ENABLED=0
@@ -61,7 +63,7 @@ METAL += ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=$(if $(TURBOT
 EXEC := env LD_PRELOAD=$$(clang-19 -print-file-name=libclang_rt.asan-x86_64.so)
 endif
 METAL += go test -count=1 -timeout 120m -tags metal,hostmetal$(if $(filter darwinkit,$(SENDER)),$(comma)darwinkit) \
-	$(if $(strip $(EXEC)),-exec "$(strip $(EXEC))")
+	$(GCFLAGS) $(if $(strip $(EXEC)),-exec "$(strip $(EXEC))")
 
 hostmetal: ## Metal's API on a CPU, into build/hostmetal (SAN=, ARCH=)
 	$(MAKE) -C internal/hostmetal ARCH= SAN=$(SAN) $(if $(ARCH),$(ARCH))

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -40,6 +41,9 @@ func TestInterrupted(t *testing.T) {
 	} {
 		t.Run(test.args+" "+test.signal.String(), func(t *testing.T) {
 			t.Parallel()
+			if signal.Ignored(test.signal) {
+				t.Skip("this process ignores it (nohup), and so do those that it starts")
+			}
 			// The delay grows until the signal meets a command that is past its start.
 			for delay := 50 * time.Millisecond; ; delay += delay / 2 {
 				code, stderr, dir := interrupted(t, test.args, test.signal, delay)

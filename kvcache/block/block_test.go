@@ -267,7 +267,7 @@ func TestOperands(t *testing.T) {
 	}
 }
 
-// Encode and Decode allocate nothing after the first call.
+// Encode and Decode allocate nothing after the first call, where the backend does not.
 func TestAllocs(t *testing.T) {
 	c, err := block.New(cpu.New(cpu.Options{Workers: 1}), layers)
 	if err != nil {
