@@ -136,7 +136,7 @@ bench-compare: ## codec/cpu beside C on one core: the table of docs/performance.
 	scripts/bench-compare.sh
 
 bench-peers: ## codec/cpu beside the Go modules of the same kind, which only this needs
-	cd internal/tools/compare && GOWORK=off go test -run '^$$' -bench . -benchtime 100ms -count 3
+	cd internal/tools/compare && GOEXPERIMENT=simd go test -run '^$$' -bench . -benchtime 100ms -count 3
 
 cpu-levels: ## codec/cpu with vector kernels: every level that LEVELS names has to run
 	GOEXPERIMENT=simd REQUIRE_CPU_LEVELS=$(LEVELS) go test -count=1 -short ./codec/cpu
