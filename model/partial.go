@@ -32,7 +32,15 @@ const (
 	journalFormat = "turbotrellis journal 1"
 )
 
-var errInterrupted = errors.New("interrupted")
+// errInterrupted is a context.Canceled that reads well.
+var errInterrupted error = interrupted{}
+
+type interrupted struct{}
+
+func (interrupted) Error() string { return "interrupted" }
+
+// Is makes it context.Canceled for errors.Is.
+func (interrupted) Is(target error) bool { return target == context.Canceled }
 
 // partial is an unfinished output, being written. Everything below it is reached through root, so that no
 // symbolic link leads out of it.

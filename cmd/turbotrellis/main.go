@@ -53,11 +53,12 @@ func execute(ctx context.Context, args []string) int {
 	if err == nil {
 		return exitOK
 	}
-	if context.Cause(ctx) == errInterrupted && errors.Is(err, context.Canceled) {
-		err = errInterrupted
+	stopped := context.Cause(ctx) == errInterrupted && (errors.Is(err, context.Canceled) || errors.Is(err, errInterrupted))
+	if stopped && !strings.Contains(err.Error(), errInterrupted.Error()) {
+		err = errInterrupted // and not "context canceled"
 	}
 	report(err)
-	if errors.Is(err, errInterrupted) {
+	if stopped {
 		return exitInterrupted
 	}
 	if usage := (usageError{}); errors.As(err, &usage) {
