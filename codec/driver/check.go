@@ -39,10 +39,17 @@ func element(x codec.Tensor, i int) float32 {
 	return x.DType.Load(x.Data[(offset+i%x.Dim()*stride)*x.DType.Size():])
 }
 
+// maxElements bounds inputs, which strides of 0 let be larger than any memory: what is packed from one still has a
+// length that a slice can have.
+const maxElements = 1 << 46
+
 // checkInput checks that x is a valid tensor of rows of dim elements.
 func checkInput(name string, x codec.Tensor, dim int) error {
 	if err := x.Validate(name); err != nil {
 		return err
+	}
+	if uint64(x.Len()) > maxElements {
+		return shapeError(name, "shape %v has more than 2^46 elements", slices.Clone(x.Shape))
 	}
 	return checkDim(name, x.Shape, dim)
 }

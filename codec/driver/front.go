@@ -9,7 +9,7 @@ import (
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
-// New returns the codec.Backend that b implements. It is safe for concurrent use. Close waits for the calls in
+// New returns the codec.Backend that b, which is not nil, implements. It is safe for concurrent use. Close waits for the calls in
 // progress; it and every later call, of the codecs too, then returns codec.ErrClosed.
 func New(b Backend) codec.Backend { return &backend{b: b} }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
@@ -222,6 +223,24 @@ func TestKVFaults(t *testing.T) {
 		if f.calls != 0 {
 			t.Errorf("%s: the driver was called %d times with operands that do not fit", op.input, f.calls)
 		}
+	}
+}
+
+// A stride of 0 makes an input of any size from a few bytes: one that no output has room for is refused.
+func TestBroadcastBeyondMemory(t *testing.T) {
+	if strconv.IntSize < 64 {
+		t.Skip("no such shape")
+	}
+	f, _, kv, w := newFake(t)
+	rows := math.MaxInt >> 20
+	x := codec.Tensor{DType: codec.F16, Shape: []int{rows, 96}, Stride: []int{0, 1}, Data: make([]byte, 192)}
+	y := codec.Tensor{DType: codec.F16, Shape: []int{rows, 64}, Stride: []int{0, 1}, Data: make([]byte, 192)}
+	want(t, "keys", kv.EncodeKeys(new(codec.Keys), x), codec.ErrShape, "keys", codec.NoIndex)
+	want(t, "values", kv.EncodeValues(new(codec.Values), y), codec.ErrShape, "values", codec.NoIndex)
+	y.Shape = []int{rows, 32}
+	want(t, "samples", w.EncodeBlocks(bg, nil, y), codec.ErrShape, "samples", codec.NoIndex)
+	if f.calls != 0 {
+		t.Errorf("the driver was called %d times", f.calls)
 	}
 }
 
