@@ -118,7 +118,7 @@ func TestDirectory(t *testing.T) {
       "bits": 2,
       "group_size": 32,
       "trellis": {
-        "L": 12,
+        "L": 8,
         "code": "1mad",
         "axis": 1
       }
@@ -128,7 +128,7 @@ func TestDirectory(t *testing.T) {
       "bits": 2,
       "group_size": 32,
       "trellis": {
-        "L": 12,
+        "L": 8,
         "code": "1mad",
         "axis": 0
       }
@@ -138,7 +138,7 @@ func TestDirectory(t *testing.T) {
       "bits": 2,
       "group_size": 32,
       "trellis": {
-        "L": 12,
+        "L": 8,
         "code": "1mad",
         "axis": 1
       }
@@ -201,7 +201,7 @@ func TestSingleFile(t *testing.T) {
 	m := open(t, out)
 	if d := cmp.Diff(map[string]string{
 		"k":            "v",
-		"quantization": `{"layers.q":{"mode":"trellis","bits":2,"group_size":32,"trellis":{"L":12,"code":"1mad","axis":1}}}`,
+		"quantization": `{"layers.q":{"mode":"trellis","bits":2,"group_size":32,"trellis":{"L":8,"code":"1mad","axis":1}}}`,
 	}, m.Metadata()); d != "" {
 		t.Errorf("metadata (-want +got):\n%s", d)
 	}

@@ -133,10 +133,9 @@ func toy(tb testing.TB) string {
 	return dir
 }
 
-// opts selects all matrices but the embedding, in small blocks.
+// opts selects all matrices but the embedding, in small blocks and few states, which take little time.
 func opts() EncodeOptions {
-	p := trellis.DefaultParams(2)
-	p.T = 32
+	p := trellis.Params{L: 8, K: 2, T: 32}
 	return EncodeOptions{Tensors: regexp.MustCompile(`layers`), Params: p, Axis: AutoAxis}
 }
 
