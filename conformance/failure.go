@@ -24,6 +24,9 @@ const (
 	Dequantize Stage = "dequantize" // indices or states to numbers, rotated back or not, in the output type (§2–§4, §6)
 	Unrotate   Stage = "unrotate"   // the inverse rotation alone (§3)
 	Saturate   Stage = "saturate"   // the count of elements limited to ±65504 (§2)
+	Product    Stage = "product"    // canonical factors, their products and sums, in the output type (§7)
+	Mask       Stage = "mask"       // tokens that are not allowed (§9)
+	Copy       Stage = "copy"       // the elements of a view
 	Bounds     Stage = "bounds"     // an output of the wrong size, or bytes written outside it
 	Input      Stage = "input"      // an input that was modified
 	Error      Stage = "error"      // an error missing, unexpected, or of another class, operand or index

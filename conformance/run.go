@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
 	"github.com/turbotrellis/turbotrellis/trellis"
@@ -146,6 +147,7 @@ type env struct {
 	refKVs  map[codec.KVParams]codec.KV
 
 	trellises, refTrellises map[trellis.Params]codec.Trellis
+	affines, refAffines     map[affine.RowFormat]codec.Affine
 
 	brief bool      // failures are only counted: their stage does not matter
 	sum   hash.Hash // of what the reference gives
@@ -153,7 +155,8 @@ type env struct {
 
 func newEnv(ctx context.Context, b codec.Backend) *env {
 	return &env{ctx: ctx, backend: b, ref: ref.New(), sum: sha256.New(), kvs: map[codec.KVParams]codec.KV{}, refKVs: map[codec.KVParams]codec.KV{},
-		trellises: map[trellis.Params]codec.Trellis{}, refTrellises: map[trellis.Params]codec.Trellis{}}
+		trellises: map[trellis.Params]codec.Trellis{}, refTrellises: map[trellis.Params]codec.Trellis{},
+		affines: map[affine.RowFormat]codec.Affine{}, refAffines: map[affine.RowFormat]codec.Affine{}}
 }
 
 // kv returns the backend's codec for p. It panics with errDeclined where the

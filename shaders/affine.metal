@@ -72,7 +72,7 @@ static inline void affine_quantize_group(const device uchar* x, device uchar* co
             index = index / scale;
             index = rint(index);
             index = index > most ? most : index;
-            index = index > 0.0f ? index : 0.0f;
+            index = index < 0.0f ? 0.0f : index;
             const uchar byte = pack_lanes(uint(index), a.bits, lane);
             const uint u = lane & 7u;
             if (active && u < a.bits) {

@@ -33,7 +33,7 @@ func needCompiler(t *testing.T) compiler {
 func long() bool { return os.Getenv("TURBOTRELLIS_LONG") != "" }
 
 // slowFamilies are those that take most of the time to compile.
-var slowFamilies = []string{"values", "decode"}
+var slowFamilies = []string{"values", "decode", "product"}
 
 // ptxArch is the first architecture that NVRTC 13 compiles for.
 const ptxArch = "compute_75"
@@ -73,7 +73,7 @@ func TestPTX(t *testing.T) {
 				if !slices.Equal(found.kernels, want) {
 					t.Errorf("kernels %v, want %v", found.kernels, want)
 				}
-				if uses := slices.Contains([]string{"canary", "trellis"}, family); uses != (found.fma > 0) {
+				if uses := slices.Contains([]string{"canary", "trellis", "product"}, family); uses != (found.fma > 0) {
 					t.Errorf("%d fma", found.fma)
 				}
 				t.Logf("%d kernels, %d instructions of f32 arithmetic, %d fma", len(found.kernels), found.arithmetic, found.fma)
