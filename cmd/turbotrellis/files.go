@@ -109,6 +109,9 @@ func tempFile() (*os.File, error) {
 // command's context is done, as after an interrupt, writes fail, and nothing of
 // the file is left. Errors of work get the input's name.
 func convert(cmd *cobra.Command, in, out string, force bool, work func(io.WriterAt, *source) error) error {
+	if out == "" {
+		return usagef("the output has no name")
+	}
 	if err := distinct(in, out, cmd.InOrStdin()); err != nil {
 		return err
 	}

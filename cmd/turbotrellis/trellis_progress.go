@@ -25,13 +25,21 @@ func (b *weightBar) update(p model.Progress) {
 	}
 	if t := p.Finished; t != nil && p.Stage == model.Coding {
 		b.bar.clear()
-		fmt.Fprintf(b.w, "%s: k=%d, error %.5f%s\n", printable(t.Name), t.Bits, t.Error, feedbackText(*t))
+		fmt.Fprintf(b.w, "%s: k=%d, error %s%s\n", printable(t.Name), t.Bits, errorText(t.Error), feedbackText(*t))
 	}
 	b.bar.update(p.Done, p.Total)
 }
 
 // done removes the bar. It may be called more than once.
 func (b *weightBar) done() { b.bar.done() }
+
+// errorText prints a relative error. Under compat it may be the largest number.
+func errorText(e float64) string {
+	if e < 1000 {
+		return fmt.Sprintf("%.5f", e)
+	}
+	return fmt.Sprintf("%.3g", e)
+}
 
 // feedbackText says what a Hessian was worth.
 func feedbackText(t model.TensorResult) string {
