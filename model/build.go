@@ -81,7 +81,7 @@ type job struct {
 	outs    []string
 	weights int64
 	// check reads the source, refuses what cannot be coded, and returns a
-	// digest of all that the result depends on beside the options.
+	// digest of everything that the result depends on besides the options.
 	check func(ctx context.Context, done func(weights int64)) (sum string, err error)
 	// make writes the tensors. It fails with ErrChanged if the digest is another now.
 	make func(ctx context.Context, dst []io.Writer, sum string, done func(weights int64)) (TensorResult, error)
@@ -107,6 +107,7 @@ type build struct {
 	texts    map[string][]byte   // further files by name
 	links    map[string]origin   // further files to copy, by name
 	apart    []string            // paths that out must not be, hold or lie within
+	keep     []string            // paths that out must not be or hold
 	origins  []origin            // what is read beside links
 	sources  []*safetensors.File // opened for this build alone
 	plan     *Plan               // of an encoding

@@ -32,8 +32,8 @@ type EncodeOptions struct {
 	// Tensors selects by name. Of those that match, the matrices called
 	// <base>.weight are coded.
 	Tensors *regexp.Regexp
-	// Params are the parameters; K is for tensors that Bits does not give
-	// another, and may be 0 where Bits covers all.
+	// Params are the parameters. K is for tensors that Bits does not cover; it
+	// may be 0 if Bits covers all.
 	Params trellis.Params
 	Bits   BitsMap
 	Axis   int // 0, 1 or AutoAxis
@@ -70,7 +70,7 @@ type Planned struct {
 // Weights returns the number of weights.
 func (p Planned) Weights() int64 { return int64(p.geom.Out) * int64(p.geom.In) }
 
-// Plan is what an encoding will do, decided before any weight is read.
+// Plan is what an encoding will do. It is decided before any weight is read.
 type Plan struct {
 	Tensors []Planned // in the order of the files and their data
 	Passed  []string  // matched, but not matrices called <base>.weight
@@ -252,8 +252,11 @@ type RunOptions struct {
 }
 
 // Encode writes the coded model to out, which becomes a directory or file as
-// the source is. Errors are those of package codec, with the tensor's name and
-// the weight's row-major index, ErrPartial, or those of reading and writing.
+// the source is. Errors wrap those of package codec, with the tensor's name and
+// the weight's row-major index, ldlq.ErrHessian, ErrModel, ErrOutput, ErrChanged,
+// ErrPartial, or those of reading and writing: fs.ErrExist if there is something
+// at out and run.Force is not set. When ctx ends the error says "interrupted",
+// and the same call resumes the work.
 func (p *Plan) Encode(ctx context.Context, out string, run RunOptions) (Result, error) {
 	if run.Backend == nil {
 		return Result{}, fmt.Errorf("%w: no backend", codec.ErrUnavailable)
@@ -291,7 +294,7 @@ func (p *Plan) build(out string, run RunOptions) (*build, error) {
 	e := newEncoder(run)
 	if e.hessians = p.opts.Hessians; e.hessians != nil {
 		b.origins = append(b.origins, e.hessians.origins...)
-		b.apart = append(b.apart, e.hessians.path)
+		b.keep = append(b.keep, e.hessians.path)
 	}
 	planned := map[string]Planned{}
 	for _, t := range p.Tensors {
@@ -364,7 +367,7 @@ func (p *Plan) build(out string, run RunOptions) (*build, error) {
 	return b, nil
 }
 
-// options describes all that the result depends on beside the source's data.
+// options describes everything that the result depends on besides the source's data.
 func (p *Plan) options(b *build) string {
 	o := p.opts
 	axis := "auto"

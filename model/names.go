@@ -160,6 +160,13 @@ func (b *build) target() error {
 			return err
 		}
 	}
+	if to, err := os.Stat(b.out); err == nil {
+		for _, path := range b.keep {
+			if within(path, to) {
+				return fmt.Errorf("%w: %s is or holds %s, which the run reads", ErrOutput, b.out, path)
+			}
+		}
+	}
 	st, err := os.Lstat(b.out)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -421,6 +421,17 @@ func TestOutputRefused(t *testing.T) {
 			t.Errorf("%s to %q checked: %v", c.in, c.out, err)
 		}
 	}
+	// Hessians may lie beside the output, not in it.
+	writeFile(t, filepath.Join(dir, "h", "h.safetensors"), nil, gram("layers.weight.hessian", 32))
+	for _, c := range []struct{ hessians, out, text string }{
+		{"h/h.safetensors", "h/h.safetensors", "which the run reads"}, {"h", "h/out.st", ""},
+	} {
+		path, text := c.out, c.text
+		err := plan(t, one, hessianOpts(t, c.hessians)).Check(path, r)
+		if err == nil != (text == "") || err != nil && !strings.Contains(err.Error(), text) {
+			t.Errorf("Hessians and %s: %v", path, err)
+		}
+	}
 	if runtime.GOOS == "linux" {
 		if _, err := plan(t, src, opts()).Encode(context.Background(), "/proc", r); err == nil || !strings.Contains(err.Error(), "mount point") {
 			t.Errorf("/proc: %v", err)
