@@ -34,7 +34,6 @@ type Error struct {
 
 func (e *Error) Error() string {
 	var b strings.Builder
-	b.WriteString("gpu: ")
 	b.WriteString(e.Op)
 	if e.Kernel != "" {
 		b.WriteString(" " + e.Kernel)

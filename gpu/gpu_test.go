@@ -111,10 +111,10 @@ func TestEmpty(t *testing.T) {
 
 func TestError(t *testing.T) {
 	for want, e := range map[string]*Error{
-		"gpu: close: device is closed":                               {Op: "close", Err: ErrClosed},
-		"gpu: run k: timed out: why (MTLCommandBufferErrorDomain 2)": {"run", "k", ErrTimeout, "MTLCommandBufferErrorDomain", 2, "why"},
-		"gpu: open: unavailable: no Metal device":                    {Op: "open", Err: ErrUnavailable, Detail: "no Metal device"},
-		"gpu: run a, b: invalid argument: buffer 0 is nil":           {Op: "run", Kernel: "a, b", Err: ErrInvalid, Detail: "buffer 0 is nil"},
+		"close: device is closed":                               {Op: "close", Err: ErrClosed},
+		"run k: timed out: why (MTLCommandBufferErrorDomain 2)": {"run", "k", ErrTimeout, "MTLCommandBufferErrorDomain", 2, "why"},
+		"open: unavailable: no Metal device":                    {Op: "open", Err: ErrUnavailable, Detail: "no Metal device"},
+		"run a, b: invalid argument: buffer 0 is nil":           {Op: "run", Kernel: "a, b", Err: ErrInvalid, Detail: "buffer 0 is nil"},
 	} {
 		if got := fmt.Errorf("x: %w", e).Error(); got != "x: "+want || !errors.Is(fmt.Errorf("x: %w", e), e.Err) {
 			t.Errorf("got %q, want %q", got, want)

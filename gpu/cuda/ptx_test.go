@@ -220,7 +220,7 @@ func TestCompileErrors(t *testing.T) {
 		{source, compileOptions(c, ptxArch, false, gpu.CompileOptions{FastMath: true}), "fast math off"},
 	} {
 		_, err := compile(c, cache{}, test.source, test.options)
-		if err == nil || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), "gpu: compile: compile failed: NVRTC: ") {
+		if err == nil || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), "compile: compile failed: NVRTC: ") {
 			t.Errorf("want %q, got %v", test.want, err)
 		}
 	}

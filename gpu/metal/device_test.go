@@ -315,12 +315,12 @@ func TestReleased(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := d.Run(x); !errors.Is(err, gpu.ErrReleased) || err.Error() != "gpu: run add: released: buffer 0" {
+	if _, err := d.Run(x); !errors.Is(err, gpu.ErrReleased) || err.Error() != "run add: released: buffer 0" {
 		t.Error(err)
 	}
 	x.Buffers[0].Buffer = newBuffer(t, d, 8)
 	p.Release()
-	if _, err := d.Run(x); !errors.Is(err, gpu.ErrReleased) || err.Error() != "gpu: run add: released: the pipeline" {
+	if _, err := d.Run(x); !errors.Is(err, gpu.ErrReleased) || err.Error() != "run add: released: the pipeline" {
 		t.Error(err)
 	}
 	l, err := d.NewLibrary("source", gpu.CompileOptions{})
