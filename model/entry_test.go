@@ -33,7 +33,7 @@ func TestInterleaved(t *testing.T) {
 	}
 	dir := t.TempDir()
 	in, out := filepath.Join(dir, "in"), filepath.Join(dir, "out")
-	writeFile(t, in, map[string]string{"quantization": `{"m":{"mode":"trellis","bits":2,"group_size":32,"trellis":{"L":12,"code":"1mad","axis":1}}}`},
+	writeFile(t, in, map[string]string{"quantization": `{"m":{"mode":"trellis","bits":2,"group_size":32,"trellis":{"L":8,"code":"1mad","axis":1}}}`},
 		tensor{"m.weight", "U32", []int{2, 3, 4}, codes}, tensor{"m.scales", "F16", []int{3}, scales})
 	if _, err := open(t, in).Decode(context.Background(), out, codec.F32, run()); err != nil {
 		t.Fatal(err)
