@@ -49,7 +49,7 @@ static inline void affine_quantize_group(const device uchar* x, device uchar* co
 
     const float most = float((1u << a.bits) - 1u);
     float scale = range / most;
-    scale = scale > 1e-7f ? scale : 1e-7f;
+    scale = scale < 1e-7f ? 1e-7f : scale;
     const bool from_low = (as_type<uint>(low) & 0x7fffffffu) > (as_type<uint>(high) & 0x7fffffffu);
     const float edge = from_low ? low : high;
     scale = from_low ? scale : -scale;

@@ -36,6 +36,11 @@ func newTrellis(b *backend, p trellis.Params) (*weights, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newWeights(b, p, values), nil
+}
+
+// newWeights returns the codec of a trellis with the given values of states.
+func newWeights(b *backend, p trellis.Params, values []float32) *weights {
 	c := &weights{b: b, p: p, values: values, squares: make([]float32, len(values)), rms: trellis.InvRMS(values)}
 	for s, f := range values {
 		c.squares[s] = f * f
@@ -49,7 +54,7 @@ func newTrellis(b *backend, p trellis.Params) (*weights, error) {
 	c.simd = trellisKernelsFor(c, b.level)
 	c.coders.New = func() any { return newCoder(c) }
 	c.calls.New = func() any { return &trellisCall{c: c} }
-	return c, nil
+	return c
 }
 
 // coder is what one goroutine needs.
