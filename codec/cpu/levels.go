@@ -80,6 +80,21 @@ func (l *levels) guess(index []byte, y []float32, se float32) {
 	}
 }
 
+// squares sets q to the squared errors of y quantised with the scale s, which guess serves.
+func (l *levels) squares(q, y []float32, s float32) {
+	se := s + eps
+	inv, wide := 64/se, float64(se)
+	for len(y) >= 4 && len(q) >= 4 {
+		d, p := (*[4]float32)(q), (*[4]float32)(y)
+		e0 := float32(l.centroids[l.guess1(p[0], inv, wide)]*s) - p[0]
+		e1 := float32(l.centroids[l.guess1(p[1], inv, wide)]*s) - p[1]
+		e2 := float32(l.centroids[l.guess1(p[2], inv, wide)]*s) - p[2]
+		e3 := float32(l.centroids[l.guess1(p[3], inv, wide)]*s) - p[3]
+		d[0], d[1], d[2], d[3] = e0*e0, e1*e1, e2*e2, e3*e3
+		y, q = y[4:], q[4:]
+	}
+}
+
 // guess1 returns the index of y for the scale s and inv = 64/s.
 func (l *levels) guess1(y, inv float32, s float64) uint8 {
 	c := l.cell[math.Float32bits(float32(y*inv)+(magic+1024))%2048]

@@ -1,4 +1,4 @@
-//go:build goexperiment.simd && amd64
+//go:build goexperiment.simd && amd64 && !go1.27
 
 package cpu
 
@@ -8,6 +8,7 @@ import (
 	"simd/archsimd"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/lloydmax"
 )
 
 // Shifts by a constant are written as shifts by a vector, and float32 outside vectors are held as bits, for the
@@ -382,13 +383,13 @@ func (k *valueSIMD) encode(c *valueCoder, w *row, codes, scales, src []byte, t c
 			c.rot.forward(x)
 		}
 		src = src[n:]
-		vector := !exact && !c.search && c.bits <= 5
+		vector := !exact && c.bits <= 5
 		for g := 0; g < c.dim; g += c.group {
 			y := x[g : g+c.group]
 			if i := g / c.group % batch; vector && i == 0 {
 				k.parameters(w, x[g:], c.group)
 			}
-			if !vector || !k.group(c, w, g/c.group%batch, codes, scales, y) {
+			if !vector || !k.groupOrSearch(c, w, g/c.group%batch, codes, scales, y) {
 				archsimd.ClearAVXUpperBits()
 				if !c.encodeGroup(&w.group, codes[:c.codeLen], scales, y, exact) && f.overflow < 0 {
 					f.overflow = base + g
@@ -399,6 +400,13 @@ func (k *valueSIMD) encode(c *valueCoder, w *row, codes, scales, src []byte, t c
 	}
 	archsimd.ClearAVXUpperBits()
 	return f
+}
+
+func (k *valueSIMD) groupOrSearch(c *valueCoder, w *row, i int, codes, scale []byte, y []float32) bool {
+	if c.search {
+		return k.search(c, w, i, codes, scale, y)
+	}
+	return k.group(c, w, i, codes, scale, y)
 }
 
 // load widens a row, multiplies it by the signs and applies the first stages. It is false where an element is not
@@ -458,7 +466,12 @@ func (k *valueSIMD) group(c *valueCoder, w *row, i int, codes, scale []byte, y [
 	if b.se[i%batch] >= maxScaleBits || !storeBits(c.scaleType, scale, b.scale[i%batch]) && !c.compat {
 		return false
 	}
-	sv := splat8(b.se[i%batch])
+	k.pack(c, codes, y, splat8(b.se[i%batch]))
+	return true
+}
+
+// pack packs the indices of a group for the divisor sv.
+func (k *valueSIMD) pack(c *valueCoder, codes []byte, y []float32, sv archsimd.Float32x8) {
 	for len(y) >= 32 {
 		p := (*[32]float32)(y)
 		y0 := archsimd.LoadFloat32x8((*[8]float32)(p[0:8])).Div(sv)
@@ -477,7 +490,99 @@ func (k *valueSIMD) group(c *valueCoder, w *row, i int, codes, scale []byte, y [
 		k.codes.put(codes[:n], i0.AsUint32x8(), i1.AsUint32x8(), i2.AsUint32x8(), i3.AsUint32x8())
 		y, codes = y[32:], codes[n:]
 	}
+}
+
+// factors are lloydmax.SearchFactors, as many as two vectors hold.
+var factors = func() (f [16]float32) {
+	for i, v := range lloydmax.SearchFactors() {
+		f[i] = v
+	}
+	return f
+}()
+
+// minScaleBits is the bits of minScale.
+const minScaleBits = 0x35800000
+
+// search packs one rotated group with the best of nine scales. It is false, having written nothing of use, where
+// a scale is not one for it.
+func (k *valueSIMD) search(c *valueCoder, w *row, i int, codes, scale []byte, y []float32) bool {
+	rms := splat8(w.batch.scale[i%batch])
+	var candidates [16]uint32
+	rms.Mul(archsimd.LoadFloat32x8((*[8]float32)(factors[:8]))).AsUint32x8().Store((*[8]uint32)(candidates[:8]))
+	rms.Mul(archsimd.LoadFloat32x8((*[8]float32)(factors[8:]))).AsUint32x8().Store((*[8]uint32)(candidates[8:]))
+	best, bestErr := uint32(0), uint32(0)
+	for i := range lloydmax.SearchFactors() {
+		if !storeBits(c.scaleType, scale, candidates[i]) {
+			return false
+		}
+		s := loadBits(c.scaleType, scale)
+		if s <= minScaleBits || s >= maxScaleBits {
+			return false
+		}
+		// The sum of squares is not negative: its bits order as it does.
+		if err := k.trial(y, s); i == 0 || err < bestErr {
+			best, bestErr = s, err
+		}
+	}
+	storeBits(c.scaleType, scale, best)
+	k.pack(c, codes, y, splat8(best).Add(splat8(epsBits)))
 	return true
+}
+
+// trial returns the bits of the squared error of a group quantised with the scale of bits s.
+func (k *valueSIMD) trial(y []float32, s uint32) uint32 {
+	sv := splat8(s)
+	se := sv.Add(splat8(epsBits))
+	var total archsimd.Float32x8
+	if len(y) == 64 {
+		p := (*[64]float32)(y)
+		a, b := k.error2(p[0:8], sv, se).Add(k.error2(p[32:40], sv, se)), k.error2(p[16:24], sv, se).Add(k.error2(p[48:56], sv, se))
+		c, d := k.error2(p[8:16], sv, se).Add(k.error2(p[40:48], sv, se)), k.error2(p[24:32], sv, se).Add(k.error2(p[56:64], sv, se))
+		total = a.Add(b).Add(c.Add(d))
+	} else {
+		p := (*[32]float32)(y)
+		y0, y1 := archsimd.LoadFloat32x8((*[8]float32)(p[0:8])), archsimd.LoadFloat32x8((*[8]float32)(p[8:16]))
+		y2, y3 := archsimd.LoadFloat32x8((*[8]float32)(p[16:24])), archsimd.LoadFloat32x8((*[8]float32)(p[24:32]))
+		n0, n1, n2, n3 := y0.Div(se), y1.Div(se), y2.Div(se), y3.Div(se)
+		var i0, i1, i2, i3 archsimd.Int32x8
+		for b := k.boundaries; len(b) >= 8; b = b[8:] {
+			v := archsimd.LoadFloat32x8((*[8]float32)(b))
+			i0 = i0.Sub(n0.Greater(v).ToInt32x8())
+			i1 = i1.Sub(n1.Greater(v).ToInt32x8())
+			i2 = i2.Sub(n2.Greater(v).ToInt32x8())
+			i3 = i3.Sub(n3.Greater(v).ToInt32x8())
+		}
+		e0, e1 := k.centroid(i0).Mul(sv).Sub(y0), k.centroid(i1).Mul(sv).Sub(y1)
+		e2, e3 := k.centroid(i2).Mul(sv).Sub(y2), k.centroid(i3).Mul(sv).Sub(y3)
+		total = e0.Mul(e0).Add(e2.Mul(e2)).Add(e1.Mul(e1).Add(e3.Mul(e3)))
+	}
+	return lanesSum(total)
+}
+
+// error2 returns the squared errors of eight elements.
+func (k *valueSIMD) error2(y []float32, sv, se archsimd.Float32x8) archsimd.Float32x8 {
+	v := archsimd.LoadFloat32x8((*[8]float32)(y))
+	n := v.Div(se)
+	var i archsimd.Int32x8
+	for b := k.boundaries; len(b) >= 8; b = b[8:] {
+		i = i.Sub(n.Greater(archsimd.LoadFloat32x8((*[8]float32)(b))).ToInt32x8())
+	}
+	e := k.centroid(i).Mul(sv).Sub(v)
+	return e.Mul(e)
+}
+
+// centroid looks the levels up.
+func (k *valueSIMD) centroid(i archsimd.Int32x8) archsimd.Float32x8 {
+	u := i.AsUint32x8()
+	v := archsimd.LoadFloat32x8(&k.centroids[0]).Permute(u)
+	if k.codes.bits > 3 {
+		v = archsimd.LoadFloat32x8(&k.centroids[1]).Permute(u).Merge(v, i.Greater(archsimd.BroadcastInt32x8(7)))
+	}
+	if k.codes.bits > 4 {
+		v = archsimd.LoadFloat32x8(&k.centroids[2]).Permute(u).Merge(v, i.Greater(archsimd.BroadcastInt32x8(15)))
+		v = archsimd.LoadFloat32x8(&k.centroids[3]).Permute(u).Merge(v, i.Greater(archsimd.BroadcastInt32x8(23)))
+	}
+	return v
 }
 
 // squares returns the bits of the tree's sum of the squares of 32 or 64 elements.
@@ -490,6 +595,11 @@ func squares(y []float32) uint32 {
 		p := (*[32]float32)(y)
 		t = square2(p[0:8], p[16:24]).Add(square2(p[8:16], p[24:32]))
 	}
+	return lanesSum(t)
+}
+
+// lanesSum returns the bits of the tree's sum of eight lanes.
+func lanesSum(t archsimd.Float32x8) uint32 {
 	t = t.Add(t.Select128FromPair(1, 0, t))
 	t = t.Add(t.SelectFromPairGrouped(2, 3, 0, 1, t))
 	t = t.Add(t.SelectFromPairGrouped(1, 0, 3, 2, t))

@@ -224,43 +224,56 @@ func squares4(a, b, c, d float32) float32 {
 
 // tree32 is f32.TreeSum of 32 terms.
 func tree32(q *[32]float32) float32 {
-	var t [8]float32
-	for i := range t {
-		t[i] = (q[i] + q[i+16]) + (q[i+8] + q[i+24])
-	}
-	return ((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7]))
+	a := sum4(q[0], q[16], q[8], q[24]) + sum4(q[4], q[20], q[12], q[28])
+	b := sum4(q[2], q[18], q[10], q[26]) + sum4(q[6], q[22], q[14], q[30])
+	c := sum4(q[1], q[17], q[9], q[25]) + sum4(q[5], q[21], q[13], q[29])
+	d := sum4(q[3], q[19], q[11], q[27]) + sum4(q[7], q[23], q[15], q[31])
+	return (a + b) + (c + d)
 }
 
 var searchFactors = lloydmax.SearchFactors()
 
+func sum4(a, b, c, d float32) float32 { return (a + b) + (c + d) }
+
 // searched returns the stored scale of least squared error and sets w.index to go with it. Where no candidate is
 // finite, it is the rms that does.
 func (c *valueCoder) searched(w *group, y []float32, rms float32) float32 {
+	index := w.index[:len(y)]
 	best, found := rms, false
 	var bestErr float32
-	q := w.q[:len(y)]
-	for _, factor := range searchFactors {
+	for _, factor := range lloydmax.SearchFactors() {
 		s := c.scaleType.Round(float32(rms * factor))
 		if !f32.IsFinite(s) {
 			continue
 		}
-		trial := w.trial[:len(y)]
+		var err float32
 		if s > minScale && s < maxScale {
-			c.levels.guess(trial, y, s+eps)
+			// An error is 0 or far above 2^-63: its square is not flushed.
+			c.levels.squares(w.q[:len(y)], y, s)
+			if len(y) == 64 {
+				q, p := (*[32]float32)(w.q[:32]), (*[32]float32)(w.q[32:64])
+				for i := range q {
+					q[i] += p[i]
+				}
+			}
+			err = tree32((*[32]float32)(w.q[:32]))
 		} else {
-			c.levels.divide(trial, y, s+eps)
+			q := w.q[:len(y)]
+			c.levels.divide(w.trial[:len(y)], y, s+eps)
+			for i, v := range y {
+				e := float32(c.levels.centroids[w.trial[i]]*s) - v
+				q[i] = flush(e * e)
+			}
+			err = f32.TreeSum(q)
 		}
-		for i, v := range y {
-			e := float32(c.levels.centroids[trial[i]]*s) - v
-			q[i] = flush(e * e)
-		}
-		if err := f32.TreeSum(q); !found || err < bestErr {
+		if !found || err < bestErr {
 			best, bestErr, found = s, err, true
-			copy(w.index[:], trial)
 		}
 	}
-	if !found {
-		c.levels.divide(w.index[:len(y)], y, rms+eps)
+	if found && best > minScale && best < maxScale {
+		c.levels.guess(index, y, best+eps)
+	} else {
+		c.levels.divide(index, y, best+eps)
 	}
 	return best
 }
