@@ -15,8 +15,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/hadamard"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
+	"github.com/turbotrellis/turbotrellis/lloydmax"
+	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
 func TestGeneratedFileIsCurrent(t *testing.T) {
@@ -419,5 +422,37 @@ func TestSourceNamesFiles(t *testing.T) {
 		if strings.Count(Source(), "#line 1 \""+name+"\"\n") != 1 {
 			t.Errorf("no #line directive for %s", name)
 		}
+	}
+}
+
+// The constants that define bytes and that the shaders spell out are those of the packages that own them.
+func TestConstantsOfLeaves(t *testing.T) {
+	literals := func(pattern string) (out []float32) {
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(Source(), -1) {
+			for _, text := range regexp.MustCompile(`[0-9.]+(e-?\d+)?`).FindAllString(m[1], -1) {
+				v, err := strconv.ParseFloat(text, 32)
+				if err != nil {
+					t.Fatal(err)
+				}
+				out = append(out, float32(v))
+			}
+		}
+		return out
+	}
+	factors := lloydmax.SearchFactors()
+	if got := literals(`search_factors\[9\] = \{([^}]*)\}`); !slices.Equal(got, factors[:]) {
+		t.Errorf("search factors %v, want %v", got, factors)
+	}
+	eps := literals(`\b(1e-8)f\b`)
+	for _, got := range eps {
+		if want := []float32{affine.Eps, lloydmax.Eps}; got != want[0] || got != want[1] {
+			t.Errorf("epsilon %v, want %v", got, want)
+		}
+	}
+	if want := strings.Count(Source(), "1e-8f"); len(eps) == 0 || len(eps) != want {
+		t.Errorf("%d epsilons, want %d", len(eps), want)
+	}
+	if got := literals(`sample_limit = ([0-9.]+)f`); len(got) != 1 || got[0] != trellis.MaxSample {
+		t.Errorf("largest sample %v, want %v", got, float32(trellis.MaxSample))
 	}
 }
