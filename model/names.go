@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -152,6 +153,9 @@ func (b *build) target() error {
 	refuse := func(why string) error {
 		return &fs.PathError{Op: "replace", Path: b.out, Err: errors.New(why)}
 	}
+	if err := b.workplace(); err != nil {
+		return err
+	}
 	if !parent.IsDir() {
 		return &fs.PathError{Op: "create", Path: b.out, Err: errors.New("its folder is not a directory")}
 	}
@@ -194,6 +198,20 @@ func (b *build) target() error {
 		more = fmt.Sprintf(" and %d more", n)
 	}
 	return refuse(fmt.Sprintf("it holds what this run does not write: %q%s; move that away or choose another output", strange[0], more))
+}
+
+// workplace refuses an unfinished output that holds what the run reads: the run would empty it.
+func (b *build) workplace() error {
+	st, err := os.Stat(b.out + partialSuffix)
+	if err != nil {
+		return nil // there is none
+	}
+	for _, path := range slices.Concat(b.apart, b.keep) {
+		if within(path, st) {
+			return fmt.Errorf("%w: %s, which the run reads, is in %s, where the run would work", ErrOutput, path, b.out+partialSuffix)
+		}
+	}
+	return nil
 }
 
 // strange lists what the existing output holds beside files that this run writes again and the tensors of the

@@ -127,6 +127,9 @@ func (b *build) begin() (_ *partial, err error) {
 	case !st.IsDir():
 		return nil, fmt.Errorf("%w: %s is not a folder that a run leaves", ErrPartial, p.path)
 	}
+	if err := b.workplace(); err != nil {
+		return nil, err
+	}
 	if err := p.lock(); err != nil {
 		return nil, err
 	}

@@ -421,6 +421,16 @@ func TestOutputRefused(t *testing.T) {
 			t.Errorf("%s to %q checked: %v", c.in, c.out, err)
 		}
 	}
+	// A source in the folder that the run works in would be emptied.
+	begin(t, many(t), filepath.Join(dir, "w"), opts(), 3)
+	inside := filepath.Join(dir, "w"+partialSuffix, modelName, "model-0.safetensors")
+	before := tree(t, filepath.Join(dir, "w"+partialSuffix))
+	writeFile(t, inside, nil, normal("layers.weight", "F32", 2, 32))
+	before[modelName+"/model-0.safetensors"] = tree(t, inside)["."]
+	if _, err := plan(t, inside, opts()).Encode(context.Background(), "w", r); !errors.Is(err, ErrOutput) || !strings.Contains(err.Error(), "where the run would work") {
+		t.Errorf("a source in the unfinished output: %v", err)
+	}
+	same(t, tree(t, filepath.Join(dir, "w"+partialSuffix)), before)
 	// Hessians may lie beside the output, not in it.
 	writeFile(t, filepath.Join(dir, "h", "h.safetensors"), nil, gram("layers.weight.hessian", 32))
 	for _, c := range []struct{ hessians, out, text string }{
