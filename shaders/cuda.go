@@ -44,13 +44,11 @@ var cudaBuiltins = map[Launch]struct {
 }{
 	Elements: {"launch.position()", LaneThreads},
 	Lanes:    {"launch.group() * simds() + simd(), lane()", LaneThreads},
-	Rows:     {"(float*)threadgroup_memory, launch.group(), thread_index(), threads(), lane()", cudaMaxThreads},
-	Blocks:   {"(float*)threadgroup_memory, launch.group(), launch.groups[0], thread_index(), threads(), lane()", cudaMaxThreads},
+	Rows:     {"(float*)threadgroup_memory, launch.group(), thread_index(), threads(), lane()", 512}, // 1024 would spill registers
+	Blocks:   {"(float*)threadgroup_memory, launch.group(), launch.groups[0], thread_index(), threads(), lane()", 1024},
 	Tiles:    {"launch.position().x", LaneThreads},
 	Single:   {"lane(), warpSize", 32},
 }
-
-const cudaMaxThreads = 1024
 
 func (v Variant) cudaSource() string {
 	var b strings.Builder

@@ -105,7 +105,7 @@ var (
 	ptxLine       = regexp.MustCompile(`^\s*\.loc\s+(\d+) (\d+) `)
 	ptxOp         = regexp.MustCompile(`^\s*(?:@!?%p\d+\s+)?([a-z][a-z0-9_.:]*)\s`)
 	ptxArithmetic = regexp.MustCompile(`^(add|sub|mul|div|sqrt|fma)\.rn(\.ftz)?\.f32$`)
-	ptxMoves      = regexp.MustCompile(`^((ld|st)\.(global|shared|param)|mov|selp|abs|neg|setp|cvt\.rni(\.ftz)?\.f32\.f32$|` +
+	ptxMoves      = regexp.MustCompile(`^((min|max)(\.ftz)?\.f32$|(ld|st)\.(global|shared|param)|mov|selp|abs|neg|setp|cvt\.rni(\.ftz)?\.f32\.f32$|` +
 		`cvt\.rn(\.ftz)?\.f32\.[su](8|16|32|64)$|cvt\.rzi(\.ftz)?\.[su](32|64)\.f32$|cvt\.rn\.f16\.f32$|cvt\.f32\.f16$)`)
 	ptxFloat  = regexp.MustCompile(`\.(f16|f16x2|bf16|bf16x2|tf32|f32|f64)\b`)
 	ptxMemory = regexp.MustCompile(`^(ld|st|atom|red)\.`)
@@ -234,4 +234,50 @@ func TestCompilerIdentity(t *testing.T) {
 		t.Errorf("NVRTC %d.%d, %q, %v", major, minor, c.Build(), c.Architectures())
 	}
 	t.Logf("NVRTC %d.%d, %s, compiles for %v", major, minor, c.Build(), c.Architectures())
+}
+
+var ptxasReport = regexp.MustCompile(`Compiling entry function '(\w+)'[^\n]*\n(?:[^\n]*\n)*?[^\n]*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads[^\n]*\n[^\n]*Used (\d+) registers`)
+
+// In machine code no kernel has a stack or spills registers: with TURBOTRELLIS_LONG, for all architectures that
+// NVRTC compiles for, else for one, without the slow families.
+func TestResources(t *testing.T) {
+	c := needCompiler(t)
+	archs := []int{90}
+	if long() {
+		archs = c.Architectures()
+	}
+	for _, arch := range archs {
+		for _, family := range shaders.Families() {
+			if slices.Contains(slowFamilies, family) && !long() {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/sm_%d", family, arch), func(t *testing.T) {
+				t.Parallel()
+				source, err := shaders.CUDASource(family)
+				if err != nil {
+					t.Fatal(err)
+				}
+				options := compileOptions(c, fmt.Sprintf("sm_%d", arch), false, gpu.CompileOptions{})
+				_, log, err := c.Compile(source, append(options, "-Xptxas=-v"))
+				if err != nil {
+					t.Fatalf("%v\n%s", err, log)
+				}
+				found := ptxasReport.FindAllStringSubmatch(log, -1)
+				for _, m := range found {
+					if m[2] != "0" || m[3] != "0" || m[4] != "0" {
+						t.Errorf("%s: stack %s, spills %s and %s bytes, %s registers", m[1], m[2], m[3], m[4], m[5])
+					}
+				}
+				want := 0
+				for _, v := range shaders.Variants() {
+					if v.Family == family {
+						want++
+					}
+				}
+				if len(found) != want {
+					t.Errorf("the compiler reports on %d kernels of %d:\n%.600s", len(found), want, log)
+				}
+			})
+		}
+	}
 }
