@@ -182,6 +182,18 @@ type MaskArgs struct {
 	Pad                uint32
 }
 
+// RowCodeArgs serves rowcode_*. X is the input and Y the output of rows; Codes are bytes, for rowcode_refine words.
+// Mean and Gain, binary16, are read where Centred is 1, Mass where rowcode_unrotate has a centre. Norm, Factor and
+// ThreadsPerRow as in HadamardArgs; an overflow is reported by local row.
+type RowCodeArgs struct {
+	X, Y, Codes, Scales, Mean, Gain, Mass View
+	N1, N2, Row0, Rows, Dim, Factor       uint32
+	ThreadsPerRow, Bits, Trellis, Centred uint32
+	XType, YType, MassType, Policy        uint32
+	Norm                                  float32
+	Pad                                   uint32
+}
+
 // CanaryArgs: Count triples of f32 bit patterns; Subnormal is 0x00400000.
 type CanaryArgs struct {
 	Count, Subnormal uint32

@@ -11,7 +11,7 @@ import (
 var argStructs = []any{
 	View{}, HadamardArgs{}, KeysEncodeArgs{}, KeysDecodeArgs{}, ValuesEncodeArgs{},
 	ValuesDecodeArgs{}, KVDecodeArgs{}, CopyArgs{}, TrellisScalesArgs{}, TrellisEncodeArgs{},
-	TrellisExpandArgs{}, ProductInputArgs{}, ProductArgs{}, AffineArgs{}, MaskArgs{}, CanaryArgs{},
+	TrellisExpandArgs{}, ProductInputArgs{}, ProductArgs{}, AffineArgs{}, MaskArgs{}, RowCodeArgs{}, CanaryArgs{},
 }
 
 var layoutConstants = []struct {

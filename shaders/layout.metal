@@ -279,6 +279,33 @@ struct MaskArgs {
 };
 static_assert(sizeof(MaskArgs) == 152, "MaskArgs is laid out as in args.go");
 
+struct RowCodeArgs {
+    View x;
+    View y;
+    View codes;
+    View scales;
+    View mean;
+    View gain;
+    View mass;
+    uint n1;
+    uint n2;
+    uint row0;
+    uint rows;
+    uint dim;
+    uint factor;
+    uint threads_per_row;
+    uint bits;
+    uint trellis;
+    uint centred;
+    uint x_type;
+    uint y_type;
+    uint mass_type;
+    uint policy;
+    float norm;
+    uint pad;
+};
+static_assert(sizeof(RowCodeArgs) == 344, "RowCodeArgs is laid out as in args.go");
+
 struct CanaryArgs {
     uint count;
     uint subnormal;

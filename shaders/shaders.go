@@ -25,7 +25,7 @@ var files embed.FS
 
 // Families lists the kernel families, one source file each, in the order of Source.
 func Families() []string {
-	return []string{"canary", "hadamard", "keys", "values", "decode", "trellis", "copy", "product", "affine", "mask"}
+	return []string{"canary", "hadamard", "keys", "values", "decode", "trellis", "copy", "product", "affine", "mask", "rowcode"}
 }
 
 // Source returns every kernel as one source string, for tools that look at all of them. #line

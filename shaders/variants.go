@@ -214,6 +214,23 @@ func makeVariants() []Variant {
 	}
 	add(Variant{Name: "mask_any", Family: "mask", Op: "mask_any", Launch: Lanes, Args: "MaskArgs",
 		Params: []Param{{"words", wordsIn}, {"any", wordsOut}}, call: "mask_any_row"})
+
+	centre := []Param{{"mean", halvesIn}, {"gain", halvesIn}}
+	for _, v := range []struct {
+		op, call string
+		launch   Launch
+		params   []Param
+	}{
+		{"rowcode_rotate", "rowcode_rotate_row", Rows, append(append([]Param{{"x", bytesIn}}, centre...), Param{"signs", wordsIn}, Param{"y", floatsOut}, Param{"status", status})},
+		{"rowcode_levels", "rowcode_levels_row", Lanes, []Param{{"y", floatsIn}, {"codes", bytesOut}, {"scales", bytesOut}, {"status", status}, {"table", floatsIn}}},
+		{"rowcode_samples", "rowcode_samples_row", Lanes, []Param{{"y", floatsIn}, {"samples", floatsOut}, {"start", wordsOut}, {"status", status}}},
+		{"rowcode_refine", "rowcode_refine_row", Lanes, []Param{{"y", floatsIn}, {"states", halvesIn}, {"start", wordsIn}, {"table", floatsIn}, {"codes", wordsOut}, {"scales", bytesOut}}},
+		{"rowcode_decode", "rowcode_decode_element", Elements, []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"out", bytesOut}, {"table", floatsIn}, {"limited", status}}},
+		{"rowcode_inverse", "rowcode_inverse_row", Rows, append(append([]Param{{"codes", bytesIn}, {"scales", bytesIn}}, centre...), Param{"out", bytesOut}, Param{"table", floatsIn}, Param{"signs", wordsIn}, Param{"limited", status})},
+		{"rowcode_unrotate", "rowcode_unrotate_row", Rows, append(append([]Param{{"x", bytesIn}}, centre...), Param{"mass", bytesIn}, Param{"out", bytesOut}, Param{"signs", wordsIn}, Param{"limited", status})},
+	} {
+		add(Variant{Name: v.op, Family: "rowcode", Op: v.op, Launch: v.launch, Args: "RowCodeArgs", Params: v.params, call: v.call})
+	}
 	return all
 }
 

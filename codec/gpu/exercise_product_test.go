@@ -140,9 +140,59 @@ func (e *exercise) masks(lead []int, vocabulary int, t codec.DType, m codec.Bitm
 	e.same(what+" compact", t, c.Data, x.Data)
 }
 
-// allProducts runs every kernel of the families product, affine and mask.
+// rowCodes runs every method of a codec whose sides are row codes, centred and not.
+func (e *exercise) rowCodes(f codec.Format, d int, in, out codec.DType, p codec.Policy, l arrangement, seed uint64) {
+	e.t.Helper()
+	lead := []int{2, 3, 2}
+	x := tensor(in, samples(product(lead), d, seed), append(lead, d)...)
+	for _, centred := range []bool{false, true} {
+		what := fmt.Sprintf("%v d=%d %v→%v %v centred=%t %s", f, d, in, out, p, centred, l.name)
+		params := codec.KVParams{HeadDim: d, Keys: f, Values: f, Policy: p, CentreKeys: centred, CentreValues: centred}
+		b, err := e.b.KV(params)
+		e.must(err)
+		r, err := e.r.KV(params)
+		e.must(err)
+		var got, want codec.Values
+		if centred {
+			c, err := codec.NewCentre(x)
+			e.must(err)
+			got.Centre, want.Centre = c, c
+		}
+		e.must(r.EncodeValues(&want, x))
+		e.must(b.EncodeValues(&got, e.place(x, l).Tensor))
+		e.same(what+" scales", 0, got.Scales, want.Scales)
+		e.same(what+" codes", 0, got.Codes, want.Codes)
+		dst := codec.NewTensor(out, x.Shape...)
+		to := e.place(codec.NewTensor(out, x.Shape...), l)
+		e.must(r.DecodeValues(dst, want))
+		e.must(b.DecodeValues(to.Tensor, got))
+		e.wrote(what+" decoded", to, dst)
+		e.must(r.DecodeValuesRotated(dst, want))
+		e.must(b.DecodeValuesRotated(to.Tensor, got))
+		e.wrote(what+" rotated", to, dst)
+		unrotate := func(kv codec.KV, dst, x codec.Tensor) error { return kv.Unrotate(dst, x) }
+		if centred {
+			mass := tensor(codec.F32, canonical(samples(product(lead), 1, seed+1)), append(lead, 1)...)
+			unrotate = func(kv codec.KV, dst, x codec.Tensor) error { return kv.UnrotateCentred(dst, x, want.Centre, mass) }
+		}
+		dst = codec.NewTensor(in, x.Shape...)
+		to = e.place(codec.NewTensor(in, x.Shape...), l)
+		e.must(unrotate(r, dst, x))
+		e.must(unrotate(b, to.Tensor, e.place(x, l).Tensor))
+		e.wrote(what+" unrotated", to, dst)
+		if b.Saturated() != r.Saturated() {
+			e.t.Errorf("%s: %d saturated, want %d", what, b.Saturated(), r.Saturated())
+		}
+	}
+}
+
+// allProducts runs every kernel of the families product, affine, mask and rowcode.
 func (e *exercise) allProducts() {
 	e.t.Helper()
+	dims := []int{32, 64, 96, 128, 160, 224, 256}
+	for i, f := range []codec.Format{codec.R2, codec.R3, codec.R4, codec.R5, codec.T2, codec.T3, codec.T4} {
+		e.rowCodes(f, dims[i], allTypes[i%3], allTypes[(i+1)%3], codec.Policy(i%2), layouts[i%len(layouts)], uint64(i))
+	}
 	for k := 1; k <= 8; k++ {
 		p := trellis.Params{L: 9, K: k, T: 32, Code: trellis.Code(k % 3)}
 		e.products(p, trellis.Geometry{Axis: 1, Out: 5, In: 64 + 64*(k%3), Interleaved: k%2 == 0}, uint64(k), 1, 2, 3, 7, 16)

@@ -341,7 +341,7 @@ var allTypes = []codec.DType{codec.F32, codec.F16, codec.BF16}
 func (e *exercise) all() {
 	e.t.Helper()
 	dims := []int{32, 64, 128, 256, 512, 1024, 96, 160, 224}
-	formats := slices.DeleteFunc(codec.KeyFormats(), codec.Format.RowCode) // those have no kernels
+	formats := slices.DeleteFunc(codec.KeyFormats(), codec.Format.RowCode) // allProducts has those
 	lead := []int{2, 3, 2}
 	i := 0
 	for _, bits := range []int{2, 3, 4, 5, 8} {

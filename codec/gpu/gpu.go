@@ -153,7 +153,7 @@ func (e *engine) Trellis(p trellis.Params) (driver.Trellis, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &weights{e: e, p: p, inverse: trellis.InvRMS(values)}, nil
+	return &weights{e: e, p: p, inverse: trellis.InvRMS(values), table: tableKey{codeTable, int(p.Code), p.L}}, nil
 }
 
 // Lost reports whether the device was lost for the first time: a second time is no accident, and calls keep

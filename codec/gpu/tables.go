@@ -37,6 +37,7 @@ const (
 	signTable  tableKind = iota // a: dimension; bit j set where the sign of element j is −1
 	levelTable                  // a: bits; centroids, then boundaries
 	codeTable                   // a: trellis.Code, b: L; f(s)
+	rowTable                    // a: bits; f(s) of row codes
 )
 
 type table struct {
@@ -124,6 +125,11 @@ func (k tableKey) data() ([]byte, error) {
 			return nil, err
 		}
 		values = table.AppendBoundaries(table.AppendCentroids(nil))
+	case rowTable:
+		var err error
+		if values, err = trellis.RowValues(k.a); err != nil {
+			return nil, err
+		}
 	case codeTable:
 		var err error
 		if values, err = trellis.AppendValues(nil, trellis.Code(k.a), k.b); err != nil {

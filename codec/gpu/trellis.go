@@ -23,6 +23,7 @@ type weights struct {
 	e       *engine
 	p       trellis.Params
 	inverse float32 // f32(1/lutRMS)
+	table   tableKey
 }
 
 // codeNumbers numbers codes as the kernels do; the others are read from a table.
@@ -85,7 +86,7 @@ func (c *weights) search(ctx context.Context, s *slab, args shaders.TrellisEncod
 	if err != nil {
 		return err
 	}
-	values, err := s.values(p)
+	values, err := s.table(c.table)
 	if err != nil {
 		return err
 	}
