@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"math"
+	"sync"
 
 	"github.com/turbotrellis/turbotrellis/lloydmax"
 )
@@ -27,7 +28,22 @@ const (
 	maxScale = 1 << 60
 )
 
+// newLevels returns the one table of a width.
 func newLevels(bits int) (*levels, error) {
+	if l, ok := levelTables.Load(bits); ok {
+		return l.(*levels), nil
+	}
+	l, err := makeLevels(bits)
+	if err != nil {
+		return nil, err
+	}
+	kept, _ := levelTables.LoadOrStore(bits, l)
+	return kept.(*levels), nil
+}
+
+var levelTables sync.Map // of *levels, by bits
+
+func makeLevels(bits int) (*levels, error) {
 	t, err := lloydmax.Lookup(bits)
 	if err != nil {
 		return nil, err
