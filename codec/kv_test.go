@@ -4,6 +4,7 @@ import (
 	"encoding"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -33,7 +34,7 @@ func TestKVParamsValidate(t *testing.T) {
 		{"unsigned values", with(func(p *codec.KVParams) { p.Values = codec.Uint8 }), "values: format uint8"},
 		{"key dim 2^20", with(func(p *codec.KVParams) { p.HeadDim, p.ValueHeadDim = codec.MaxHeadDim, 64 }), ""},
 		{"key dim beyond", with(func(p *codec.KVParams) { p.HeadDim, p.ValueHeadDim = codec.MaxHeadDim+32, 64 }), "dimension 1048608 exceeds"},
-		{"key dim 2^40", with(func(p *codec.KVParams) { p.HeadDim, p.ValueHeadDim = 1<<40, 64 }), "exceeds"},
+		{"key dim of 63 bits", with(func(p *codec.KVParams) { p.HeadDim, p.ValueHeadDim = math.MaxInt&^63, 64 }), "exceeds"},
 		{"group 64", with(func(p *codec.KVParams) { p.Group = 64 }), ""},
 		{"group 16", with(func(p *codec.KVParams) { p.Group = 16 }), "group 16"},
 		{"group 128", with(func(p *codec.KVParams) { p.Group = 128 }), "group 128"},

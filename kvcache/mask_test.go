@@ -111,7 +111,7 @@ func TestOffsets(t *testing.T) {
 // Every misuse has its error, and changes nothing.
 func TestMisuse(t *testing.T) {
 	f := kvcache.Raw(codec.F16, 2)
-	for _, l := range []kvcache.Layout{{Heads: -1}, {Window: -1}, {Sinks: -1}, {Step: -1}, {Sinks: 1}, {Keys: kvcache.Format{Planes: []kvcache.Plane{{RowLen: -1}}}}, {Values: kvcache.Format{Planes: []kvcache.Plane{{RowLen: 1 << 40}}}}} {
+	for _, l := range []kvcache.Layout{{Heads: -1}, {Window: -1}, {Sinks: -1}, {Step: -1}, {Sinks: 1}, {Keys: kvcache.Format{Planes: []kvcache.Plane{{RowLen: -1}}}}, {Values: kvcache.Format{Planes: []kvcache.Plane{{RowLen: math.MaxInt}}}}} {
 		if b, err := kvcache.New(l, 1); b != nil || !errors.Is(err, kvcache.ErrLayout) {
 			t.Errorf("%+v: %v", l, err)
 		}

@@ -207,7 +207,7 @@ func TestBadOperands(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := b.NewTensor(codec.F32, 1<<40, 1<<20); !errors.Is(err, codec.ErrUnsupported) {
+	if _, err := b.NewTensor(codec.F32, 1<<20, 1<<20, 1<<20); !errors.Is(err, codec.ErrUnsupported) {
 		t.Errorf("huge tensor: %v", err)
 	}
 	big := codec.KVParams{HeadDim: 64, ValueHeadDim: 28 << 10, Keys: codec.Q4_0, Values: codec.Q3_0}

@@ -270,7 +270,8 @@ func TestRun(t *testing.T) {
 func TestGrids(t *testing.T) {
 	k := newKit(t, Options{})
 	count := k.buffer(0)
-	for _, groups := range [][3]int{{1, 65535, 1}, {2, 65536, 1}, {3, 2*65535 + 1, 65537}, {1<<31 + 5, 1, 1}} {
+	past := int64(1<<31 + 5) // no constant of int where that has 32 bits
+	for _, groups := range [][3]int{{1, 65535, 1}, {2, 65536, 1}, {3, 2*65535 + 1, 65537}, {int(past), 1, 1}} {
 		k.f.grids = nil
 		d := gpu.Dispatch{Pipeline: k.p["plain"], Buffers: []gpu.Binding{{Buffer: count}}, Groups: groups, GroupSize: [3]int{1, 1, 1}}
 		must[time.Duration](t)(k.d.Run(d))
