@@ -620,17 +620,17 @@ func (k *valueSIMD) decode(c *valueCoder, w *row, dst, codes, scales []byte, t c
 	}
 	for len(dst) > 0 {
 		fast := t == codec.BF16
-		for g := 0; g < c.dim; g += c.group {
-			scale := loadBits(c.scaleType, scales)
-			fast = fast && scale&magnitude <= infinity
-			if c.bits > 5 {
-				archsimd.ClearAVXUpperBits()
-				c.decodeGroup(x[g:g+c.group], codes[:c.codeLen], math.Float32frombits(scale), rotated)
-			} else {
-				k.decodeGroup(x[g:g+c.group], padded(w, codes, c.codeLen), scale, rotated)
+		if c.bits > 5 {
+			archsimd.ClearAVXUpperBits()
+			for g := 0; g < c.dim; g += c.group {
+				scale := loadBits(c.scaleType, scales[g/c.group*size:])
+				fast = fast && scale&magnitude <= infinity
+				c.decodeGroup(x[g:g+c.group], codes[g*c.bits/8:][:c.codeLen], math.Float32frombits(scale), rotated)
 			}
-			codes, scales = codes[c.codeLen:], scales[size:]
+		} else {
+			fast = k.decodeRow(c, w, x, codes, scales, rotated) && fast
 		}
+		codes, scales = codes[c.dim*c.bits/8:], scales[c.dim/c.group*size:]
 		if !rotated {
 			finish(x, k.norm)
 		}
@@ -649,32 +649,42 @@ func (k *valueSIMD) decode(c *valueCoder, w *row, dst, codes, scales []byte, t c
 	return saturated
 }
 
-// decodeGroup writes centroid·scale, and applies the first stages unless rotated is set.
-func (k *valueSIMD) decodeGroup(x []float32, src []byte, scale uint32, rotated bool) {
+// decodeRow writes centroid·scale of a row, and applies the first stages unless rotated is set. It is false where
+// a scale is NaN.
+func (k *valueSIMD) decodeRow(c *valueCoder, w *row, x []float32, codes, scales []byte, rotated bool) bool {
 	bytes, right := archsimd.LoadInt8x32(&k.codes.bytes), archsimd.LoadUint32x8(&k.codes.right)
-	mask, sv := archsimd.BroadcastUint32x8(k.codes.mask), splat8(scale)
+	mask := archsimd.BroadcastUint32x8(k.codes.mask)
 	o := newLanes()
 	c0, c1 := archsimd.LoadFloat32x8(&k.centroids[0]), archsimd.LoadFloat32x8(&k.centroids[1])
 	c2, c3 := archsimd.LoadFloat32x8(&k.centroids[2]), archsimd.LoadFloat32x8(&k.centroids[3])
 	seven, fifteen, twentyThree := archsimd.BroadcastInt32x8(7), archsimd.BroadcastInt32x8(15), archsimd.BroadcastInt32x8(23)
 	n := k.codes.bits & 15
-	for len(x) >= 8 {
-		i := load16(src).PermuteOrZeroGrouped(bytes).AsUint32x8().ShiftRight(right).And(mask)
-		v := c0.Permute(i)
-		if n > 3 {
-			v = c1.Permute(i).Merge(v, i.AsInt32x8().Greater(seven))
+	size, numbers := c.scaleType.Size(), true
+	for len(x) > 0 {
+		scale := loadBits(c.scaleType, scales)
+		numbers = numbers && scale&magnitude <= infinity
+		sv := splat8(scale)
+		src := padded(w, codes, c.codeLen)
+		for group := x[:c.group]; len(group) >= 8; group = group[8:] {
+			i := load16(src).PermuteOrZeroGrouped(bytes).AsUint32x8().ShiftRight(right).And(mask)
+			v := c0.Permute(i)
+			if n > 3 {
+				v = c1.Permute(i).Merge(v, i.AsInt32x8().Greater(seven))
+			}
+			if n > 4 {
+				v = c2.Permute(i).Merge(v, i.AsInt32x8().Greater(fifteen))
+				v = c3.Permute(i).Merge(v, i.AsInt32x8().Greater(twentyThree))
+			}
+			v = v.Mul(sv)
+			if !rotated {
+				v = o.octet(v)
+			}
+			v.Store((*[8]float32)(group))
+			src = src[n:]
 		}
-		if n > 4 {
-			v = c2.Permute(i).Merge(v, i.AsInt32x8().Greater(fifteen))
-			v = c3.Permute(i).Merge(v, i.AsInt32x8().Greater(twentyThree))
-		}
-		v = v.Mul(sv)
-		if !rotated {
-			v = o.octet(v)
-		}
-		v.Store((*[8]float32)(x))
-		x, src = x[8:], src[n:]
+		x, codes, scales = x[c.group:], codes[c.codeLen:], scales[size:]
 	}
+	return numbers
 }
 
 // narrowSIMD is narrowBF16.
