@@ -204,8 +204,8 @@ func TestCancel(t *testing.T) {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("%s with L=%d: %v", name, p.L, err)
 			}
-			// The bound is 100 ms on an idle machine; a test machine is not one.
-			if d := returned.Sub(<-ended); d > 2*time.Second {
+			// It is 100 ms on an idle machine, which one that tests is not. To the end it would be minutes.
+			if d := returned.Sub(<-ended); d > 5*time.Second {
 				t.Errorf("%s with L=%d returned %v after its context ended", name, p.L, d)
 			}
 		}

@@ -59,7 +59,7 @@ func (e *viterbi) encode(states []uint16, x []float32, a *trellisCall) bool {
 }
 
 // lookEvery is the number of states between looks at the context: some milliseconds.
-const lookEvery = 1 << 22
+const lookEvery = 1 << 19
 
 // pass writes the states from..T−1 of the best path over x rotated left by shift. With overlap ≥ 0 it starts in
 // a state whose upper L−K bits, and ends in one whose lower L−K bits, are overlap. It is false where a's context
