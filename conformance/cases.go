@@ -56,6 +56,7 @@ var allCases = func() func() []Case {
 			cases = append(cases, productCases()...)
 			cases = append(cases, affineCases()...)
 			cases = append(cases, maskCases()...)
+			cases = append(cases, rowCases()...)
 			cases = append(cases, digestCases()...)
 			cases = unique(cases)
 			meetAll(cases)
