@@ -15,9 +15,9 @@ static inline float affine_number(int order) {
 static inline void affine_quantize_group(const device uchar* x, device uchar* codes, device uchar* scales, device uchar* biases, device atomic_uint* status, constant AffineArgs& a, uint nth, uint lane) {
     const uint groups = a.dim / a.group;
     const bool active = nth / groups < a.rows;
-    const uint local = active ? nth / groups : 0u;
-    const uint g = active ? nth - local * groups : 0u;
-    const uint3 row = split_row(a.row0 + local, a.n1, a.n2);
+    const uint in_dispatch = active ? nth / groups : 0u;
+    const uint g = active ? nth - in_dispatch * groups : 0u;
+    const uint3 row = split_row(a.row0 + in_dispatch, a.n1, a.n2);
     const long in = row_offset(a.x, row);
     const uint held = a.group / 32u;
     float v[4];
@@ -29,7 +29,7 @@ static inline void affine_quantize_group(const device uchar* x, device uchar* co
             const uint j = g * a.group + e * 32u + lane;
             v[e] = load_float(x, a.type, in + long(j) * a.x.s3);
             if (active && !is_finite(v[e])) {
-                report(status, STATUS_NON_FINITE, local * a.dim + j);
+                report(status, STATUS_NON_FINITE, in_dispatch * a.dim + j);
             }
             const int order = affine_order(v[e]);
             lo = min(lo, order);
@@ -72,7 +72,7 @@ static inline void affine_quantize_group(const device uchar* x, device uchar* co
             index = index / scale;
             index = rint(index);
             index = index > most ? most : index;
-            index = index < 0.0f ? 0.0f : index;
+            index = index > 0.0f ? index : 0.0f; // NaN too: the status says so
             const uchar byte = pack_lanes(uint(index), a.bits, lane);
             const uint u = lane & 7u;
             if (active && u < a.bits) {

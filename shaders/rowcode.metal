@@ -94,9 +94,9 @@ static inline float row_error(float value, float scale, float y) {
 // y to levels: the first scale of least error. Lanes launch.
 static inline void rowcode_levels_row(const device float* y, device uchar* codes, device uchar* scales, device atomic_uint* status, const device float* table, constant RowCodeArgs& a, uint nth, uint lane) {
     const bool active = nth < a.rows;
-    const uint local = active ? nth : 0u;
-    const uint3 row = split_row(a.row0 + local, a.n1, a.n2);
-    y += ulong(local) * a.dim;
+    const uint in_dispatch = active ? nth : 0u;
+    const uint3 row = split_row(a.row0 + in_dispatch, a.n1, a.n2);
+    y += ulong(in_dispatch) * a.dim;
     const uint c0 = row_first_scale(y, status, a, nth, active, lane);
     uint best = 0;
     float least = 0.0f;
@@ -134,17 +134,17 @@ static inline void rowcode_levels_row(const device float* y, device uchar* codes
 // y to c0 and the samples of the search. Lanes launch.
 static inline void rowcode_samples_row(const device float* y, device float* samples, device uint* start, device atomic_uint* status, constant RowCodeArgs& a, uint nth, uint lane) {
     const bool active = nth < a.rows;
-    const uint local = active ? nth : 0u;
-    y += ulong(local) * a.dim;
+    const uint in_dispatch = active ? nth : 0u;
+    y += ulong(in_dispatch) * a.dim;
     const uint c0 = row_first_scale(y, status, a, nth, active, lane);
     const float scale = row_scale(c0 == 0 ? 1u : c0);
     if (active) {
         for (uint j = lane; j < a.dim; j += 32u) {
             const float sample = y[j] / scale;
-            samples[ulong(local) * a.dim + j] = c0 == 0 ? 0.0f : sample;
+            samples[ulong(in_dispatch) * a.dim + j] = c0 == 0 ? 0.0f : sample;
         }
         if (lane == 0) {
-            start[local] = c0;
+            start[in_dispatch] = c0;
         }
     }
 }
@@ -152,11 +152,11 @@ static inline void rowcode_samples_row(const device float* y, device float* samp
 // The scale of a row whose states are found: the best of three. Lanes launch; codes count words.
 static inline void rowcode_refine_row(const device float* y, const device ushort* states, const device uint* start, const device float* table, device uint* codes, device uchar* scales, constant RowCodeArgs& a, uint nth, uint lane) {
     const bool active = nth < a.rows;
-    const uint local = active ? nth : 0u;
-    const uint3 row = split_row(a.row0 + local, a.n1, a.n2);
-    y += ulong(local) * a.dim;
-    states += ulong(local) * a.dim;
-    const uint c0 = start[local];
+    const uint in_dispatch = active ? nth : 0u;
+    const uint3 row = split_row(a.row0 + in_dispatch, a.n1, a.n2);
+    y += ulong(in_dispatch) * a.dim;
+    states += ulong(in_dispatch) * a.dim;
+    const uint c0 = start[in_dispatch];
     uint best = 0;
     float least = 0.0f;
     if (c0 != 0) {
