@@ -73,7 +73,7 @@ ifneq ($(SAN),)
 	$(METAL) -short -run '^(TestEveryKernel|TestFaults|TestOwned|TestConformance)$$' ./codec/gpu
 else ifneq ($(ARCH),)
 	$(METAL) -short ./gpu/metal $(if $(filter purego,$(SENDER)),./gpu/metal/mtl)
-	$(if $(filter purego,$(SENDER))$(TURBOTRELLIS_LONG),$(METAL) -short -run '^(TestBadDevices|TestEveryKernel|TestFaults|TestConformance)$$' ./codec/gpu)
+	$(if $(filter purego,$(SENDER))$(TURBOTRELLIS_LONG),$(METAL) -short -run '^(TestBadDevices|TestEveryKernel|TestFaults$(if $(TURBOTRELLIS_LONG),|TestConformance))$$' ./codec/gpu)
 else ifeq ($(SENDER),darwinkit)
 	$(METAL) ./gpu/...
 	$(METAL) -short -run '^(TestBadDevices|TestEveryKernel|TestFaults|TestConformance)$$' ./codec/gpu
