@@ -120,7 +120,9 @@ func (s *Store) Put(ctx context.Context, frame []byte) error {
 	}
 	folder, file := id.Key.path()
 	if old, err := s.read(nil, file); err == nil && string(old) == string(frame) {
-		return s.touch(file)
+		if err := s.touch(file); !errors.Is(err, fs.ErrNotExist) { // else it was removed meanwhile
+			return err
+		}
 	}
 	if err := s.root.Mkdir(folder, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
