@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
+	"github.com/turbotrellis/turbotrellis/codec/cpu"
 	"github.com/turbotrellis/turbotrellis/kvcache"
 )
 
@@ -59,7 +60,53 @@ func BenchmarkBatch(b *testing.B) {
 		c := *merged
 		return c.Filter([]int{0, 2, 4, 6})
 	})
-	k, v := fill(l.Keys, 1), fill(l.Values, 1)
-	one := rows[0]
-	run("append a token", bytes/sequences/tokens, func() error { return one.Append(k, v) })
+}
+
+// BenchmarkAppend packs one token of 8 heads, d = 128, and appends it to a cache of up to 4,096 tokens, beside packing
+// alone.
+func BenchmarkAppend(b *testing.B) {
+	kv, err := cpu.New(cpu.Options{Workers: 1}).KV(codec.KVParams{HeadDim: 128, Keys: codec.Q8_0, Values: codec.Q4_0})
+	if err != nil {
+		b.Fatal(err)
+	}
+	p := kv.Params()
+	x := codec.NewTensor(codec.BF16, 1, 8, 1, 128)
+	for i := range x.Len() {
+		codec.BF16.Store(x.Data[2*i:], float32(i%37)-18)
+	}
+	var k codec.Keys
+	var v codec.Values
+	pack := func() error {
+		if err := kv.EncodeKeys(&k, x); err != nil {
+			return err
+		}
+		return kv.EncodeValues(&v, x)
+	}
+	l := kvcache.Layout{Heads: 8, Keys: kvcache.PackedKeys(p), Values: kvcache.PackedValues(p)}
+	cache, err := kvcache.New(l, 1)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, call := range map[string]func() error{
+		"pack": pack,
+		"pack and append": func() error {
+			if err := pack(); err != nil {
+				return err
+			}
+			if cache.Width() == 4096 {
+				if cache, err = kvcache.New(l, 1); err != nil {
+					return err
+				}
+			}
+			return cache.Append(kvcache.KeysData(k, p), kvcache.ValuesData(v, p))
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if err := call(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }
