@@ -73,7 +73,7 @@ type Report struct {
 
 // ErrNoCases reports a filter that no case matches, or a backend that declined
 // them all.
-var ErrNoCases = errors.New("conformance: no case ran")
+var ErrNoCases = errors.New("no case ran")
 
 // Err returns nil if at least one case ran and none failed. If Run's context
 // ended first, it returns the cause.

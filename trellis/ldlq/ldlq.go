@@ -59,9 +59,9 @@ import (
 // What is wrong with an input, by class. The errors returned wrap one of these
 // or one of package trellis, and say more.
 var (
-	ErrOptions = errors.New("ldlq: invalid options")
-	ErrShape   = errors.New("ldlq: shape mismatch")
-	ErrHessian = errors.New("ldlq: not a Gram matrix")
+	ErrOptions = errors.New("invalid options")
+	ErrShape   = errors.New("shape mismatch")
+	ErrHessian = errors.New("not a Gram matrix")
 )
 
 // DefaultDamp is QTIP's.

@@ -180,7 +180,7 @@ func TestPrepareErrors(t *testing.T) {
 		{"indefinite", []float64{1, 5, 5, 1}, 2, Options{Block: 1}, ErrHessian, "not positive definite with 1 times"},
 	} {
 		f, err := Prepare(context.Background(), c.h, c.n, c.o)
-		if !errors.Is(err, c.err) || !strings.HasPrefix(err.Error(), "ldlq: ") || !strings.Contains(err.Error(), c.says) || f != nil {
+		if !errors.Is(err, c.err) || strings.HasPrefix(err.Error(), "ldlq: ") || !strings.Contains(err.Error(), c.says) || f != nil {
 			t.Errorf("%s: %v, %v, want %v saying %q", c.name, f, err, c.err, c.says)
 		}
 	}
