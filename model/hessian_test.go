@@ -145,7 +145,7 @@ func TestHessianRefused(t *testing.T) {
 		"type":     {normal("q.weight.hessian", "F64", 64, 64), ErrTensor, "F64"},
 		"shape":    {normal("q.weight.hessian", "F32", 64*64), ErrTensor, "[4096]"},
 		"other":    {gram("k.weight.hessian", 64), ErrSelection, `there is no Hessian "q.weight.hessian"`},
-		"NaN":      {gram("q.weight.hessian", 64).set(65, nan), ldlq.ErrHessian, `"q.weight.hessian": ldlq`},
+		"NaN":      {gram("q.weight.hessian", 64).set(65, nan), ldlq.ErrHessian, `"q.weight.hessian": not a Gram matrix`},
 		"negative": {gram("q.weight.hessian", 64).set(65, -9), ldlq.ErrHessian, "negative"},
 	} {
 		t.Run(name, func(t *testing.T) {
