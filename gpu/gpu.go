@@ -41,7 +41,7 @@ type Device interface {
 	// nil. Limits and errors are those of NewBuffer.
 	NewShared(size int) (Buffer, error)
 
-	// NewLibrary compiles source, which is in the dialect that the device takes: a family of package
+	// NewLibrary compiles source, which is in the dialect that the device takes: kernels of package
 	// shaders. A failure is ErrCompile and carries the compiler's text.
 	NewLibrary(source string, opts CompileOptions) (Library, error)
 

@@ -17,23 +17,19 @@ var cudaDialect = strings.NewReplacer(
 	"#pragma clang fp contract(off)", "",
 )
 
-// CUDASource returns the kernels of one family in CUDA C++: the text that FamilySource has, behind
+// CUDASource returns kernels of Variants in CUDA C++ as one compilation unit: the text that Source has, behind
 // definitions of Metal's words, and an entry point for each kernel. Its parameters are the pointers of
 // Variant.Params, the argument struct by value, and a Launch (cuda.h); its name is the kernel's. Threadgroup
 // memory is the dynamic shared memory of the launch.
-func CUDASource(family string) (string, error) {
+func CUDASource(kernels ...Variant) string {
 	var b strings.Builder
 	appendFile(&b, "cuda.h", cudaHeader)
-	if err := appendFamily(&b, family, cudaDialect.Replace); err != nil {
-		return "", err
+	appendFamilies(&b, kernels, func(name string) string { return cudaDialect.Replace(text(name)) })
+	appendFile(&b, "instances", "")
+	for _, v := range kernels {
+		b.WriteString(v.cudaSource())
 	}
-	fmt.Fprintf(&b, "#line 1 \"instances\"\n")
-	for _, v := range variants() {
-		if v.Family == family {
-			b.WriteString(v.cudaSource())
-		}
-	}
-	return b.String(), nil
+	return b.String()
 }
 
 // cudaBuiltins holds, by launch, what a body is called with behind the arguments, and the threads that a

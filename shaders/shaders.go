@@ -3,8 +3,8 @@
 // the Variant table how each is launched.
 //
 // Everything is Metal Shading Language 3.0 with fast math off. A compilation unit is
-// layout.metal and common.metal, then the file of a kernel family, then one entry point for
-// each variant of the family, printed from variants.go. layout.metal is generated (go
+// layout.metal and common.metal, then the file of a kernel family, then the entry points of
+// one or more of its variants, printed from variants.go. layout.metal is generated (go
 // generate) from args.go; a test demands that it is current.
 //
 // A device may flush f32 subnormals. No kernel lets one decide a bit, except in decoding
@@ -28,44 +28,42 @@ func Families() []string {
 	return []string{"canary", "hadamard", "keys", "values", "decode", "trellis", "copy", "product", "affine", "mask", "rowcode"}
 }
 
-// Source returns every kernel as one source string, for tools that look at all of them. #line
-// directives name the files.
-func Source() string {
+// Family returns the kernels of one family, none if there is no such family.
+func Family(name string) []Variant {
+	var all []Variant
+	for _, v := range variants() {
+		if v.Family == name {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+// Source returns kernels of Variants in Metal as one compilation unit: the shared files, the files of their
+// families, and an entry point for each. #line directives name the files. A backend compiles a kernel alone, when it
+// is first needed; tools look at families or at all.
+func Source(kernels ...Variant) string {
 	var b strings.Builder
-	b.WriteString(metalHeader)
-	for _, name := range prologue() {
-		appendFile(&b, name, text(name))
+	b.WriteString("#include <metal_stdlib>\n")
+	appendFamilies(&b, kernels, text)
+	appendFile(&b, "instances.metal", "")
+	for _, v := range kernels {
+		b.WriteByte('\n')
+		b.WriteString(v.source())
 	}
-	for _, family := range Families() {
-		appendFile(&b, family+".metal", text(family+".metal"))
-	}
-	appendFile(&b, "instances.metal", instances(""))
 	return b.String()
 }
 
-// FamilySource returns the kernels of one family alone, for a backend that compiles a
-// family when it first needs it.
-func FamilySource(family string) (string, error) {
-	var b strings.Builder
-	b.WriteString(metalHeader)
-	if err := appendFamily(&b, family, func(s string) string { return s }); err != nil {
-		return "", err
+// appendFamilies appends the files that the kernels need, the shared ones first, as load has them.
+func appendFamilies(b *strings.Builder, kernels []Variant, load func(name string) string) {
+	for _, name := range prologue() {
+		appendFile(b, name, load(name))
 	}
-	appendFile(&b, "instances.metal", instances(family))
-	return b.String(), nil
-}
-
-const metalHeader = "#include <metal_stdlib>\n"
-
-// appendFamily appends the files of a family, the shared ones first, each through respell.
-func appendFamily(b *strings.Builder, family string, respell func(string) string) error {
-	if !slices.Contains(Families(), family) {
-		return fmt.Errorf("shaders: no kernel family %q", family)
+	for _, family := range Families() {
+		if slices.ContainsFunc(kernels, func(v Variant) bool { return v.Family == family }) {
+			appendFile(b, family+".metal", load(family+".metal"))
+		}
 	}
-	for _, name := range append(prologue(), family+".metal") {
-		appendFile(b, name, respell(text(name)))
-	}
-	return nil
 }
 
 func prologue() []string { return []string{"layout.metal", "common.metal"} }

@@ -53,23 +53,24 @@ func TestKernelsMatchVariants(t *testing.T) {
 		}
 		return names
 	}
-	if got := find(Source()); !slices.Equal(got, want) {
+	if got := find(Source(Variants()...)); !slices.Equal(got, want) {
 		t.Errorf("the sources have %d kernels, the table %d", len(got), len(want))
 	}
 	for _, f := range Families() {
-		source, err := FamilySource(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := find(source); !slices.Equal(got, byFamily[f]) {
+		if got := find(Source(Family(f)...)); !slices.Equal(got, byFamily[f]) {
 			t.Errorf("family %s has the kernels %v, want %v", f, got, byFamily[f])
 		}
 	}
 	if slices.Sort(want); len(slices.Compact(want)) != len(Variants()) {
 		t.Error("a kernel name occurs twice")
 	}
-	if _, err := FamilySource("no such"); err == nil {
-		t.Error("an unknown family has a source")
+	for _, v := range Variants() {
+		if got := find(Source(v)); len(got) != 1 || got[0] != v.Name {
+			t.Errorf("the source of %s has the kernels %v", v.Name, got)
+		}
+	}
+	if got := Family("no such"); len(got) > 0 {
+		t.Errorf("an unknown family has the kernels %v", got)
 	}
 	if _, ok := Lookup("no such"); ok {
 		t.Error("an unknown kernel is found")
@@ -80,7 +81,7 @@ func TestKernelsMatchVariants(t *testing.T) {
 func TestNoHelperHasAKernelsName(t *testing.T) {
 	helper := regexp.MustCompile(`(?m)^static inline [^(=]*\b(\w+)\(`)
 	n := 0
-	for _, m := range helper.FindAllStringSubmatch(Source(), -1) {
+	for _, m := range helper.FindAllStringSubmatch(Source(Variants()...), -1) {
 		if _, ok := Lookup(m[1]); ok {
 			t.Errorf("%s is a helper and a kernel", m[1])
 		}
@@ -127,11 +128,11 @@ func TestForbiddenWords(t *testing.T) {
 // common.metal alone opens with the guards, and a helper that holds a barrier returns once, at its end.
 func TestPrologueAndBarriers(t *testing.T) {
 	for _, line := range []string{"#if defined(__FAST_MATH__)\n#error", "#pragma METAL fp math_mode(safe)\n", "#pragma METAL fp contract(off)\n", "#pragma clang fp contract(off)\n"} {
-		if strings.Count(Source(), line) != 1 {
-			t.Errorf("%q stands %d times", line, strings.Count(Source(), line))
+		if strings.Count(Source(Variants()...), line) != 1 {
+			t.Errorf("%q stands %d times", line, strings.Count(Source(Variants()...), line))
 		}
 	}
-	if i, j := strings.Index(Source(), "#pragma clang fp contract(off)"), strings.Index(Source(), "static inline"); i > j {
+	if i, j := strings.Index(Source(Variants()...), "#pragma clang fp contract(off)"), strings.Index(Source(), "static inline"); i > j {
 		t.Error("functions stand before the contraction pragma")
 	}
 	collective := regexp.MustCompile(`threadgroup_barrier\(|transform_row\(|trellis_(load|forward\w*|best_state)\b`)
@@ -204,7 +205,7 @@ func TestSnake(t *testing.T) {
 // constants reads the unsigned literals of a program-scope constant.
 func constants(t *testing.T, name string) []uint32 {
 	t.Helper()
-	m := regexp.MustCompile(`constant uint ` + name + `(?:\[\d+\])? = \{?([^;]*?)\}?;`).FindStringSubmatch(Source())
+	m := regexp.MustCompile(`constant uint ` + name + `(?:\[\d+\])? = \{?([^;]*?)\}?;`).FindStringSubmatch(Source(Variants()...))
 	if m == nil {
 		t.Fatalf("no constant %s", name)
 	}
@@ -367,10 +368,7 @@ func TestCUDASource(t *testing.T) {
 	entry := regexp.MustCompile(`(?m)^extern "C" __global__ void __launch_bounds__\((\d+)\) (\w+)\(`)
 	kernels := 0
 	for _, family := range Families() {
-		source, err := CUDASource(family)
-		if err != nil {
-			t.Fatal(err)
-		}
+		source := CUDASource(Family(family)...)
 		for _, file := range []string{"layout.metal", "common.metal", family + ".metal"} {
 			_, rest, ok := strings.Cut(source, "#line 1 \""+file+"\"\n")
 			if !ok {
@@ -404,9 +402,6 @@ func TestCUDASource(t *testing.T) {
 	if kernels != len(Variants()) {
 		t.Errorf("%d entry points for %d kernels", kernels, len(Variants()))
 	}
-	if _, err := CUDASource("no such"); err == nil {
-		t.Error("an unknown family has a source")
-	}
 	for _, at := range []struct {
 		file string
 		n    int
@@ -419,7 +414,7 @@ func TestCUDASource(t *testing.T) {
 
 func TestSourceNamesFiles(t *testing.T) {
 	for _, name := range append(metalFiles(t), "instances.metal") {
-		if strings.Count(Source(), "#line 1 \""+name+"\"\n") != 1 {
+		if strings.Count(Source(Variants()...), "#line 1 \""+name+"\"\n") != 1 {
 			t.Errorf("no #line directive for %s", name)
 		}
 	}
@@ -428,7 +423,7 @@ func TestSourceNamesFiles(t *testing.T) {
 // The constants that define bytes and that the shaders spell out are those of the packages that own them.
 func TestConstantsOfLeaves(t *testing.T) {
 	literals := func(pattern string) (out []float32) {
-		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(Source(), -1) {
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(Source(Variants()...), -1) {
 			for _, text := range regexp.MustCompile(`[0-9.]+(e-?\d+)?`).FindAllString(m[1], -1) {
 				v, err := strconv.ParseFloat(text, 32)
 				if err != nil {
@@ -449,7 +444,7 @@ func TestConstantsOfLeaves(t *testing.T) {
 			t.Errorf("epsilon %v, want %v", got, want)
 		}
 	}
-	if want := strings.Count(Source(), "1e-8f"); len(eps) == 0 || len(eps) != want {
+	if want := strings.Count(Source(Variants()...), "1e-8f"); len(eps) == 0 || len(eps) != want {
 		t.Errorf("%d epsilons, want %d", len(eps), want)
 	}
 	if got := literals(`sample_limit = ([0-9.]+)f`); len(got) != 1 || got[0] != trellis.MaxSample {

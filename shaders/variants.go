@@ -265,18 +265,6 @@ func Lookup(name string) (Variant, bool) {
 	return Variant{}, false
 }
 
-// instances prints the entry points of one family, or of all: one function for each of Variants.
-func instances(family string) string {
-	var b strings.Builder
-	for _, v := range Variants() {
-		if family == "" || v.Family == family {
-			b.WriteByte('\n')
-			b.WriteString(v.source())
-		}
-	}
-	return b.String()
-}
-
 // builtins are the arguments behind the buffers and what the body is called with, by launch.
 var builtins = map[Launch]struct{ params, pass string }{
 	Elements: {"uint2 at [[thread_position_in_grid]]", "at"},

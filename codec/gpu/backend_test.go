@@ -13,7 +13,8 @@ import (
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
-// Build tags choose the device that the tests run on: device_*_test.go define deviceName, openDevice and source.
+// Build tags choose the device that the tests run on: device_*_test.go define deviceName, openDevice, source and
+// families (Options.families).
 // Where none was compiled in, or none is there, they skip, unless REQUIRE_BACKENDS names it.
 
 // open opens the default device, with wrap around it if there is one.
@@ -22,6 +23,7 @@ func open(t testing.TB, o Options, wrap ...func(gpu.Device) (gpu.Device, error))
 	if o.Source == nil {
 		o.Source = source
 	}
+	o.families = o.families || families
 	b, err := Open(deviceName, func() (gpu.Device, error) {
 		d, err := openDevice()
 		for _, w := range wrap {
@@ -64,7 +66,7 @@ func newWeights(t testing.TB, b *Backend, p trellis.Params) codec.Trellis {
 }
 
 func openBackend() (codec.Backend, error) {
-	return Open(deviceName, openDevice, Options{Source: source})
+	return Open(deviceName, openDevice, Options{Source: source, families: families})
 }
 
 func TestConformance(t *testing.T) { conftest.Run(t, deviceName, openBackend) }

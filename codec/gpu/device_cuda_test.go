@@ -20,6 +20,8 @@ import (
 
 const deviceName = "cuda"
 
+const families = false
+
 var source = shaders.CUDASource
 
 // openDevice opens the first CUDA device, which flushes subnormals if TURBOTRELLIS_TEST_FTZ is set.
@@ -83,12 +85,14 @@ func TestBarrier(t *testing.T) {
 		t.Fatal(err)
 	}
 	removed := ""
-	b := open(t, Options{Source: func(f string) (string, error) {
-		s, err := source(f)
-		if f == family && err == nil {
-			s, removed, err = withoutBarrier(s, nth)
+	b := open(t, Options{Source: func(kernels ...shaders.Variant) string {
+		s := source(kernels...)
+		if kernels[0].Family == family {
+			if s, removed, err = withoutBarrier(s, nth); err != nil {
+				t.Fatal(err)
+			}
 		}
-		return s, err
+		return s
 	}})
 	defer func() { // behind a Fatal too
 		if removed == "" {

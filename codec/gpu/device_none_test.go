@@ -9,7 +9,9 @@ import (
 
 const deviceName = "gpu"
 
-var source = shaders.FamilySource
+const families = false
+
+var source = shaders.Source
 
 func openDevice() (gpu.Device, error) {
 	return nil, &gpu.Error{Op: "open", Err: gpu.ErrUnavailable, Detail: "no device was compiled in"}

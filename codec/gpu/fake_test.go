@@ -146,7 +146,9 @@ func (d *fakeDevice) NewBuffer(n int) (gpu.Buffer, error) {
 	if n <= 0 || uint64(n) > d.info.MaxBuffer {
 		return nil, &gpu.Error{Op: "new buffer", Err: gpu.ErrOutOfMemory}
 	}
+	d.mu.Lock()
 	d.buffers++
+	d.mu.Unlock()
 	o := d.object("", n)
 	o.private = d.private
 	return o, nil
@@ -164,7 +166,9 @@ func (d *fakeDevice) NewShared(n int) (gpu.Buffer, error) {
 func contents(b gpu.Buffer) []byte { return b.(*fakeObject).data }
 
 func (d *fakeDevice) NewLibrary(source string, _ gpu.CompileOptions) (gpu.Library, error) {
+	d.mu.Lock()
 	d.sources = append(d.sources, source)
+	d.mu.Unlock()
 	return d.object("library", 0), nil
 }
 

@@ -28,12 +28,12 @@ type Options struct {
 	// used, rows, grid, and bytes of threadgroup memory.
 	Log *slog.Logger
 
-	// Source gives the kernels of a family of package shaders in the dialect that the device takes. Nil is
-	// shaders.FamilySource, Metal's.
-	Source func(family string) (string, error)
+	// Source prints kernels of package shaders in the dialect that the device takes. Nil is shaders.Source, Metal's.
+	Source func(kernels ...shaders.Variant) string
 
-	stage int  // in place of stageBytes
-	exact bool // buffers exactly as long as what they hold, and none kept
+	families bool // compile whole families: for hostmetal, whose compiler takes nearly as long for one kernel
+	stage    int  // in place of stageBytes
+	exact    bool // buffers exactly as long as what they hold, and none kept
 }
 
 // Backend is a codec.Backend on one device, with memory that the device and Go share.
@@ -47,7 +47,7 @@ type Backend struct {
 // fails a check of the canary.
 func Open(name string, open func() (gpu.Device, error), o Options) (*Backend, error) {
 	if o.Source == nil {
-		o.Source = shaders.FamilySource
+		o.Source = shaders.Source
 	}
 	if o.stage == 0 {
 		o.stage = stageBytes
@@ -57,9 +57,8 @@ func Open(name string, open func() (gpu.Device, error), o Options) (*Backend, er
 		return nil, unavailable(err)
 	}
 	e := &engine{name: name, dev: dev, info: dev.Info(), opts: o}
-	e.kernels = kernels{dev: dev, source: o.Source}
+	e.kernels = kernels{dev: dev, source: o.Source, families: o.families}
 	e.tables = tables{dev: dev, limit: tableBytes}
-	e.kernels.reset()
 	e.tables.reset()
 	e.pool = pool{dev: dev, limit: idleBytes, exact: o.exact, max: e.info.MaxBuffer}
 	if e.flushes, err = e.canary(); err != nil {

@@ -71,6 +71,22 @@ func small(e *exercise) {
 	e.trellis(trellis.Params{L: 8, K: 2, T: 32, Scale: trellis.Refit}, trellis.Geometry{Axis: 1, Out: 3, In: 64, Interleaved: true}, codec.F32, codec.F32, 1)
 }
 
+// Kernels that are compiled alone, as on a Mac: every kernel in the long form.
+func TestSingleKernels(t *testing.T) {
+	start(t, Options{}).Close()
+	b, err := Open(deviceName, openDevice, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	e := newExercise(t, b)
+	if long() {
+		e.all()
+	} else {
+		small(e)
+	}
+}
+
 // A device that fails a check is refused by the name of the check, and goes.
 func TestBadDevices(t *testing.T) {
 	start(t, Options{}).Close()

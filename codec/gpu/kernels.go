@@ -13,27 +13,20 @@ import (
 // simdWidth is the SIMD-group that every kernel is written for.
 const simdWidth = 32
 
-// kernels compiles a family of kernels when one of it is first needed, and keeps
-// its pipelines.
+// kernels compiles a kernel when it is first needed, and keeps its pipeline. Different kernels compile at the same
+// time.
 type kernels struct {
-	dev    gpu.Device
-	source func(family string) (string, error)
-
-	compile   sync.Mutex // held while compiling
-	libraries map[string]gpu.Library
-
-	mu        sync.RWMutex
-	pipelines map[string]gpu.Pipeline
+	dev       gpu.Device
+	source    func(kernels ...shaders.Variant) string
+	families  bool              // compile a whole family when one of it is needed
+	libraries lazy[gpu.Library] // families, by name
+	pipelines lazy[gpu.Pipeline]
 }
 
-// reset forgets every pipeline: there are none yet, or the device has lost them.
+// reset forgets every pipeline: the device has lost them.
 func (k *kernels) reset() {
-	k.compile.Lock()
-	defer k.compile.Unlock()
-	k.libraries = map[string]gpu.Library{}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.pipelines = map[string]gpu.Pipeline{}
+	k.libraries.reset()
+	k.pipelines.reset()
 }
 
 // A kernel is a variant ready for dispatch.
@@ -44,39 +37,33 @@ type kernel struct {
 }
 
 func (k *kernels) get(v shaders.Variant) (kernel, error) {
-	k.mu.RLock()
-	p, ok := k.pipelines[v.Name]
-	k.mu.RUnlock()
-	if ok {
-		return kernel{Variant: v, pipeline: p}, nil
-	}
-	k.compile.Lock()
-	defer k.compile.Unlock()
-	if p, ok := k.pipelines[v.Name]; ok { // written under compile only
-		return kernel{Variant: v, pipeline: p}, nil
-	}
-	l, ok := k.libraries[v.Family]
-	if !ok {
-		source, err := k.source(v.Family)
+	p, err := k.pipelines.get(v.Name, func() (gpu.Pipeline, error) { return k.build(v) })
+	return kernel{Variant: v, pipeline: p}, err
+}
+
+// build compiles a kernel: alone, or with its family.
+func (k *kernels) build(v shaders.Variant) (gpu.Pipeline, error) {
+	if k.families {
+		l, err := k.libraries.get(v.Family, func() (gpu.Library, error) { return k.compile(shaders.Family(v.Family)...) })
 		if err != nil {
-			return kernel{}, err
+			return nil, err
 		}
-		if !strings.Contains(source, layout()) {
-			return kernel{}, fmt.Errorf("the %s kernels have another version of the argument structs than this program", v.Family)
-		}
-		if l, err = k.dev.NewLibrary(source, gpu.CompileOptions{}); err != nil {
-			return kernel{}, err
-		}
-		k.libraries[v.Family] = l
+		return l.Pipeline(v.Name)
 	}
-	p, err := l.Pipeline(v.Name)
+	l, err := k.compile(v)
 	if err != nil {
-		return kernel{}, err
+		return nil, err
 	}
-	k.mu.Lock()
-	k.pipelines[v.Name] = p
-	k.mu.Unlock()
-	return kernel{Variant: v, pipeline: p}, nil
+	defer l.Release()
+	return l.Pipeline(v.Name)
+}
+
+func (k *kernels) compile(list ...shaders.Variant) (gpu.Library, error) {
+	source := k.source(list...)
+	if !strings.Contains(source, layout()) {
+		return nil, fmt.Errorf("%s and its family have another version of the argument structs than this program", list[0].Name)
+	}
+	return k.dev.NewLibrary(source, gpu.CompileOptions{})
 }
 
 // A need is what a kernel has to do. Fields that the operation has no variants

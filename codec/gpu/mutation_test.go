@@ -35,9 +35,8 @@ func TestMutant(t *testing.T) {
 	for _, m := range shaderMutations {
 		if m.name == name {
 			check = m.check
-			o.Source = func(family string) (string, error) {
-				s, err := shaders.FamilySource(family)
-				return strings.ReplaceAll(s, m.old, m.new), err
+			o.Source = func(kernels ...shaders.Variant) string {
+				return strings.ReplaceAll(shaders.Source(kernels...), m.old, m.new)
 			}
 		}
 	}
@@ -292,7 +291,7 @@ func TestMutations(t *testing.T) {
 		}
 	}
 	for _, m := range shaderMutations {
-		if !strings.Contains(shaders.Source(), m.old) {
+		if !strings.Contains(shaders.Source(shaders.Variants()...), m.old) {
 			t.Errorf("%s: the shaders no longer have %q", m.name, m.old)
 			continue
 		}

@@ -108,13 +108,13 @@ func TestOtherVersion(t *testing.T) {
 	} {
 		d := newFake()
 		var o Options
-		o.Source = func(family string) (string, error) {
-			s, err := shaders.FamilySource(family)
-			if changed := change(s); changed != s {
-				return changed, err
+		o.Source = func(kernels ...shaders.Variant) string {
+			s := shaders.Source(kernels...)
+			changed := change(s)
+			if changed == s {
+				t.Errorf("%s: nothing changed", name)
 			}
-			t.Errorf("%s: nothing changed", name)
-			return s, err
+			return changed
 		}
 		if b, err := Open("gpu", d.open, o); b != nil || !errors.Is(err, codec.ErrUnavailable) || !strings.Contains(err.Error(), "another version") {
 			t.Errorf("%s: %v", name, err)

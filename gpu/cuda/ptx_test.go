@@ -49,10 +49,7 @@ func TestPTX(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s/ftz=%t", family, flush), func(t *testing.T) {
 				t.Parallel()
-				source, err := shaders.CUDASource(family)
-				if err != nil {
-					t.Fatal(err)
-				}
+				source := shaders.CUDASource(shaders.Family(family)...)
 				ptx := compilePTX(t, c, source, compileOptions(c, ptxArch, flush, gpu.CompileOptions{}))
 				found, faults := readPTX(ptx, flush)
 				for i, f := range faults {
@@ -168,10 +165,7 @@ func readPTX(ptx string, flush bool) (found ptxCounts, faults []string) {
 func TestPTXSeededMistakes(t *testing.T) {
 	c := needCompiler(t)
 	options := compileOptions(c, ptxArch, false, gpu.CompileOptions{})
-	canary, err := shaders.CUDASource("canary")
-	if err != nil {
-		t.Fatal(err)
-	}
+	canary := shaders.CUDASource(shaders.Family("canary")...)
 	without := func(option string) []string {
 		return slices.DeleteFunc(slices.Clone(options), func(o string) bool { return strings.HasPrefix(o, option) })
 	}
@@ -206,10 +200,7 @@ func TestPTXSeededMistakes(t *testing.T) {
 // An error of the compiler's is ErrCompile and names the place in the source; fast math is refused.
 func TestCompileErrors(t *testing.T) {
 	c := needCompiler(t)
-	source, err := shaders.CUDASource("copy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := shaders.CUDASource(shaders.Family("copy")...)
 	options := compileOptions(c, ptxArch, false, gpu.CompileOptions{})
 	for _, test := range []struct {
 		source  string
@@ -253,10 +244,7 @@ func TestResources(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s/sm_%d", family, arch), func(t *testing.T) {
 				t.Parallel()
-				source, err := shaders.CUDASource(family)
-				if err != nil {
-					t.Fatal(err)
-				}
+				source := shaders.CUDASource(shaders.Family(family)...)
 				options := compileOptions(c, fmt.Sprintf("sm_%d", arch), false, gpu.CompileOptions{})
 				_, log, err := c.Compile(source, append(options, "-Xptxas=-v"))
 				if err != nil {

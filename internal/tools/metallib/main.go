@@ -1,5 +1,5 @@
 // Command metallib compiles the shaders ahead of time, on a Mac with Xcode: one library for each
-// kernel family, into the folder that is its argument. A program that finds the folder in
+// kernel, into the folder that is its argument. A program that finds the folder in
 // TURBOTRELLIS_METALLIB loads from there what was compiled from the sources that it has itself.
 //
 // With -source it writes the sources only, which needs no Mac.
@@ -12,6 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
 
 	"github.com/turbotrellis/turbotrellis/gpu"
 	"github.com/turbotrellis/turbotrellis/shaders"
@@ -30,22 +33,38 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	for _, family := range shaders.Families() {
-		if err := build(flag.Arg(0), family, *sourceOnly); err != nil {
-			log.Fatalf("%s: %v", family, err)
+	if err := os.MkdirAll(flag.Arg(0), 0o755); err != nil {
+		log.Fatal(err)
+	}
+	kernels := make(chan shaders.Variant)
+	var group sync.WaitGroup
+	var failed atomic.Bool
+	for range runtime.NumCPU() {
+		group.Go(func() {
+			for v := range kernels {
+				if err := build(flag.Arg(0), v, *sourceOnly); err != nil {
+					failed.Store(true)
+					log.Printf("%s: %v", v.Name, err)
+				}
+			}
+		})
+	}
+	for _, v := range shaders.Variants() {
+		if failed.Load() {
+			break
 		}
+		kernels <- v
+	}
+	close(kernels)
+	group.Wait()
+	if failed.Load() {
+		os.Exit(1)
 	}
 }
 
-// build compiles one family as device.NewLibrary would, with the kernel that proves the source.
-func build(dir, family string, sourceOnly bool) error {
-	source, err := shaders.FamilySource(family)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
+// build compiles one kernel as device.NewLibrary would, with the kernel that proves the source.
+func build(dir string, v shaders.Variant, sourceOnly bool) error {
+	source := shaders.Source(v)
 	name := gpu.PrebuiltName(source)
 	path := filepath.Join(dir, name)
 	source += "\n[[kernel]] void " + name + "() {}\n"

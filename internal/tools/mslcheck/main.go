@@ -26,16 +26,13 @@ var stdlib []byte
 func main() {
 	clang, err := compiler()
 	if err == nil {
-		err = check(clang, shaders.Source(), "-Wunused-function")
+		err = check(clang, shaders.Source(shaders.Variants()...), "-Wunused-function")
 	}
 	for _, family := range shaders.Families() {
 		if err != nil {
 			break
 		}
-		var source string
-		if source, err = shaders.FamilySource(family); err == nil {
-			err = check(clang, source)
-		}
+		err = check(clang, shaders.Source(shaders.Family(family)...))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -17,7 +17,7 @@ func clang(t *testing.T) string {
 }
 
 func TestMSLShaders(t *testing.T) {
-	if err := check(clang(t), shaders.Source(), "-Wunused-function"); err != nil {
+	if err := check(clang(t), shaders.Source(shaders.Variants()...), "-Wunused-function"); err != nil {
 		t.Error(err)
 	}
 }
@@ -38,7 +38,7 @@ func TestMSLSeededMistakes(t *testing.T) {
 		{"unknown field", "a.threads_per_row", "a.threads_in_row", "no member named"},
 	} {
 		t.Run(m.name, func(t *testing.T) {
-			source := shaders.Source()
+			source := shaders.Source(shaders.Variants()...)
 			if !strings.Contains(source, m.old) {
 				t.Fatalf("the sources no longer contain %q", m.old)
 			}
