@@ -29,7 +29,7 @@ type Layout struct {
 	// Window, if not 0, bounds each sequence to its newest Window tokens, with its first Sinks tokens kept besides.
 	Window, Sinks int
 
-	// Memory grows by a quarter, in multiples of Step tokens; 0 means 256.
+	// Memory grows by a half, in multiples of Step tokens; 0 means 256.
 	Step int
 }
 
@@ -159,7 +159,8 @@ func (b *Batch) Append(k, v Data) error {
 	if err != nil || n == 0 || len(b.seqs) == 0 {
 		return err
 	}
-	from := slices.Concat(k.Planes[:len(b.layout.Keys.Planes)], v.Planes[:len(b.layout.Values.Planes)])
+	var room [8][]byte
+	from := append(append(room[:0], k.Planes[:len(b.layout.Keys.Planes)]...), v.Planes[:len(b.layout.Values.Planes)]...)
 	b.reserve(n)
 	first := b.ring
 	b.ring += n
@@ -247,8 +248,8 @@ func (b *Batch) check(k, v Data) (n int, err error) {
 // reserve makes room for n more columns in memory that is b's alone.
 func (b *Batch) reserve(n int) {
 	step, cols := b.layout.Step, b.store.cols
-	if need := b.ring + n; need > cols { // by a quarter at least, so that moving costs a few copies of each row
-		cols = (max(need, cols+cols/4) + step - 1) / step * step
+	if need := b.ring + n; need > cols { // by a half at least, so that moving costs a few copies of each row
+		cols = (max(need, cols+cols/2) + step - 1) / step * step
 	}
 	if w := b.layout.Window; w > 0 {
 		cols = min(cols, w)

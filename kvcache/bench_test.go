@@ -62,8 +62,8 @@ func BenchmarkBatch(b *testing.B) {
 	})
 }
 
-// BenchmarkAppend packs one token of 8 heads, d = 128, and appends it to a cache of up to 4,096 tokens, beside packing
-// alone.
+// BenchmarkAppend packs one token of 30 layers of 8 heads, d = 128, and appends it to caches of up to 4,096 tokens,
+// beside packing alone.
 func BenchmarkAppend(b *testing.B) {
 	kv, err := cpu.New(cpu.Options{Workers: 1}).KV(codec.KVParams{HeadDim: 128, Keys: codec.Q8_0, Values: codec.Q4_0})
 	if err != nil {
@@ -76,35 +76,29 @@ func BenchmarkAppend(b *testing.B) {
 	}
 	var k codec.Keys
 	var v codec.Values
-	pack := func() error {
-		if err := kv.EncodeKeys(&k, x); err != nil {
-			return err
-		}
-		return kv.EncodeValues(&v, x)
-	}
 	l := kvcache.Layout{Heads: 8, Keys: kvcache.PackedKeys(p), Values: kvcache.PackedValues(p)}
-	cache, err := kvcache.New(l, 1)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for name, call := range map[string]func() error{
-		"pack": pack,
-		"pack and append": func() error {
-			if err := pack(); err != nil {
-				return err
-			}
-			if cache.Width() == 4096 {
-				if cache, err = kvcache.New(l, 1); err != nil {
-					return err
-				}
-			}
-			return cache.Append(kvcache.KeysData(k, p), kvcache.ValuesData(v, p))
-		},
-	} {
+	for name, appends := range map[string]bool{"pack": false, "pack and append": true} {
 		b.Run(name, func(b *testing.B) {
+			var caches [30]*kvcache.Batch
 			for b.Loop() {
-				if err := call(); err != nil {
-					b.Fatal(err)
+				for i := range caches {
+					if err := kv.EncodeKeys(&k, x); err != nil {
+						b.Fatal(err)
+					}
+					if err := kv.EncodeValues(&v, x); err != nil {
+						b.Fatal(err)
+					}
+					if !appends {
+						continue
+					}
+					if caches[i] == nil || caches[i].Width() == 4096 {
+						if caches[i], err = kvcache.New(l, 1); err != nil {
+							b.Fatal(err)
+						}
+					}
+					if err := caches[i].Append(kvcache.KeysData(k, p), kvcache.ValuesData(v, p)); err != nil {
+						b.Fatal(err)
+					}
 				}
 			}
 		})

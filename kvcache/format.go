@@ -78,9 +78,9 @@ func KeysData(k codec.Keys, p codec.KVParams) Data { return planesData(k.Shape, 
 func ValuesData(v codec.Values, p codec.KVParams) Data { return planesData(v.Shape, v.Planes(p)) }
 
 func planesData(shape []int, from []codec.Plane) Data {
-	d := Data{Tokens: tokens(shape)}
-	for _, p := range from {
-		d.Planes = append(d.Planes, p.Data)
+	d := Data{tokens(shape), make([][]byte, len(from))}
+	for i, p := range from {
+		d.Planes[i] = p.Data
 	}
 	return d
 }
