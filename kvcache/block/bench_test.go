@@ -1,6 +1,8 @@
 package block_test
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
@@ -70,17 +72,53 @@ func BenchmarkBlock(b *testing.B) {
 	}
 }
 
-// BenchmarkLongest finds 64 blocks in a store of a few thousand.
-func BenchmarkLongest(b *testing.B) {
-	s := openStore(b, b.TempDir(), block.StoreOptions{})
-	for seed := range 32 {
-		put(b, s, frames(b, tokensOf(256, seed)))
-	}
-	tokens := tokensOf(256, 5)
-	for b.Loop() {
-		if found, err := s.Longest(model, tokens, 4); err != nil || len(found) != 64 {
-			b.Fatal(len(found), err)
+// BenchmarkStore finds, reads and lists in a store of 100,032 blocks: 1,563 sequences of 64.
+func BenchmarkStore(b *testing.B) {
+	dir := b.TempDir()
+	s := openStore(b, dir, block.StoreOptions{})
+	for seed := range 1563 {
+		for _, frame := range frames(b, tokensOf(256, seed)) {
+			id, _, err := block.Inspect(frame)
+			if err != nil {
+				b.Fatal(err)
+			}
+			// As Put names it. A hundred thousand Puts wait for the disk as often.
+			name := id.Key.String()
+			if err := os.MkdirAll(filepath.Join(dir, name[:2]), 0o777); err != nil {
+				b.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, name[:2], name+".ttkb"), frame, 0o666); err != nil {
+				b.Fatal(err)
+			}
 		}
 	}
-	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(64*b.N), "µs/block")
+	seed := 0
+	next := func() []uint32 { seed = (seed + 389) % 1563; return tokensOf(256, seed) }
+	b.Run("longest", func(b *testing.B) {
+		for b.Loop() {
+			if found, err := s.Longest(model, next(), 4); err != nil || len(found) != 64 {
+				b.Fatal(len(found), err)
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(64*b.N), "µs/block")
+	})
+	b.Run("get", func(b *testing.B) {
+		var frame []byte
+		for b.Loop() {
+			for _, key := range block.Chain(model, next(), 4) {
+				var err error
+				if frame, err = s.Get(frame[:0], key); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(64*b.N), "µs/block")
+	})
+	b.Run("list", func(b *testing.B) {
+		for b.Loop() {
+			if list, err := s.List(b.Context()); err != nil || len(list) != 100_032 {
+				b.Fatal(len(list), err)
+			}
+		}
+	})
 }
