@@ -329,3 +329,32 @@ func TestConcurrent(t *testing.T) {
 	wg.Wait()
 	check(t, openStore(t, dir, block.StoreOptions{}), 1)
 }
+
+// FuzzStore: whatever lies in a store's folder, Get returns a sound frame of the key or an error.
+func FuzzStore(f *testing.F) {
+	good := frames(f, tokensOf(8, 3))
+	key := block.Chain(model, tokensOf(8, 3), 4)[0]
+	f.Add(good[0], "x")
+	f.Add(good[1], ".tmp-1")
+	f.Add(good[0][:100], key.String()+".ttkb")
+	f.Add([]byte{}, strings.Repeat("0", 64)+".ttkb")
+	f.Fuzz(func(t *testing.T, data []byte, name string) {
+		dir := t.TempDir()
+		s := openStore(t, dir, block.StoreOptions{})
+		folder := filepath.Join(dir, key.String()[:2])
+		if err := os.Mkdir(folder, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{key.String() + ".ttkb", filepath.Base(name)} {
+			os.WriteFile(filepath.Join(folder, name), data, 0o666) // some names no file can have
+		}
+		if got, err := s.Get(nil, key); err == nil && !bytes.Equal(got, good[0]) && !bytes.Equal(got, data) {
+			t.Error("Get returned neither the frame nor the file")
+		} else if id, _, e := block.Inspect(data); err == nil && (e != nil || id.Key != key) {
+			t.Errorf("Get accepted a frame of %v: %v", id.Key, e)
+		}
+		if _, err := s.List(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
