@@ -566,12 +566,8 @@ func (e *encoder) job(m *Model, t Planned) (job, error) {
 				return "", err
 			}
 			if t.Hessian {
-				h, err := floats(ctx, t.hess, hessian)
-				if err == nil {
-					err = ldlq.Check(ctx, h, t.hess.Shape[0])
-				}
-				if err != nil {
-					return "", fmt.Errorf("tensor %q: %w", t.hess.Name, err)
+				if err := checkHessian(ctx, t.hess, hessian); err != nil {
+					return "", err
 				}
 			}
 			done(t.Weights())

@@ -145,6 +145,37 @@ func floats(ctx context.Context, t safetensors.Info, data []byte) ([]float64, er
 	return h, nil
 }
 
+// checkHessian returns the error of the Hessian t, whose bytes are data, that comes before its factorisation.
+func checkHessian(ctx context.Context, t safetensors.Info, data []byte) error {
+	h, err := floats(ctx, t, data)
+	if err != nil {
+		return err
+	}
+	if err := ldlq.Check(ctx, h, t.Shape[0]); err != nil {
+		return fmt.Errorf("tensor %q: %w", t.Name, err)
+	}
+	return nil
+}
+
+// CheckHessians reads the Hessians of the planned matrices, in this part if the work is shared, and returns the
+// error that Encode returns for them before it codes the first weight: an ldlq.ErrHessian that names the tensor and
+// the element, or ctx.Err() soon after ctx ends.
+func (p *Plan) CheckHessians(ctx context.Context) error {
+	for _, t := range p.Tensors {
+		if !t.Hessian || t.Part != p.opts.Part {
+			continue
+		}
+		data := make([]byte, t.hess.Size)
+		if err := readTensor(ctx, data, p.opts.Hessians.where[t.hess.Name], t.hess.Name); err != nil {
+			return err
+		}
+		if err := checkHessian(ctx, t.hess, data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // prepare factors the Hessian t, whose bytes are data.
 func prepare(ctx context.Context, t safetensors.Info, data []byte, p trellis.Params, axis int) (*feedback, error) {
 	h, err := floats(ctx, t, data)

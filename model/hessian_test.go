@@ -146,7 +146,9 @@ func TestHessianRefused(t *testing.T) {
 		"shape":    {normal("q.weight.hessian", "F32", 64*64), ErrTensor, "[4096]"},
 		"other":    {gram("k.weight.hessian", 64), ErrSelection, `there is no Hessian "q.weight.hessian"`},
 		"NaN":      {gram("q.weight.hessian", 64).set(65, nan), ldlq.ErrHessian, `"q.weight.hessian": not a Gram matrix`},
-		"negative": {gram("q.weight.hessian", 64).set(65, -9), ldlq.ErrHessian, "negative"},
+		"negative": {gram("q.weight.hessian", 64).set(65, -9), ldlq.ErrHessian, `"q.weight.hessian": not a Gram matrix: h[1, 1] = -9, want a positive diagonal`},
+		"zero":     {gram("q.weight.hessian", 64).set(130, 0), ldlq.ErrHessian, `"q.weight.hessian": not a Gram matrix: h[2, 2] = 0, want`},
+		"lopsided": {gram("q.weight.hessian", 64).set(3*64+1, 1e6), ldlq.ErrHessian, `"q.weight.hessian": not a Gram matrix: h[3, 1] = 1e+06 and`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -156,11 +158,14 @@ func TestHessianRefused(t *testing.T) {
 			p, err := PlanEncode(open(t, in), hessianOpts(t, h))
 			if err == nil {
 				_, err = p.Encode(context.Background(), out, run())
+				if early := p.CheckHessians(context.Background()); early == nil || early.Error() != err.Error() {
+					t.Errorf("CheckHessians: %v; Encode: %v", early, err)
+				}
 			}
 			if !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("error %v, want %v with %q", err, c.err, c.text)
 			}
-			absent(t, out)
+			absent(t, out, out+partialSuffix)
 		})
 	}
 	dir := t.TempDir()
@@ -175,6 +180,42 @@ func TestHessianRefused(t *testing.T) {
 	put(t, filepath.Join(dir, "1.safetensors"), "PK\x03\x04")
 	if _, err := OpenHessians(dir); !errors.Is(err, safetensors.ErrNotSafetensors) {
 		t.Errorf("another type of file: %v", err)
+	}
+}
+
+// A Hessian that only its factorisation finds to be bad is named, nothing is published, and what was there stays.
+func TestHessianIndefinite(t *testing.T) {
+	dir := t.TempDir()
+	in, out, h := filepath.Join(dir, "in"), filepath.Join(dir, "out"), filepath.Join(dir, "h")
+	writeFile(t, in, nil, normal("p.weight", "F32", 4, 64), normal("q.weight", "F32", 4, 64))
+	bad := gram("q.weight.hessian", 64)
+	bad.set(7*64+5, 1e7).set(5*64+7, 1e7)
+	for i := range 64 {
+		bad.set(i*64+i, 600_000)
+	}
+	writeFile(t, h, nil, gram("p.weight.hessian", 64), bad)
+	p := plan(t, in, hessianOpts(t, h))
+	if err := p.CheckHessians(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	const want = `tensor "q.weight.hessian": not a Gram matrix: [64, 64] is not positive definite at h[7, 7] with`
+	_, err := p.Encode(context.Background(), out, run())
+	if !errors.Is(err, ldlq.ErrHessian) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "continues from there") {
+		t.Errorf("error %v, want %q", err, want)
+	}
+	absent(t, out)
+	put(t, out, "what was there")
+	if _, err := p.Encode(context.Background(), out, forced()); !errors.Is(err, ldlq.ErrHessian) {
+		t.Error(err)
+	}
+	if got := tree(t, out)["."]; got != "what was there" {
+		t.Errorf("%q is published", got)
+	}
+	// The matrix before it is kept for a run with a better Hessian.
+	writeFile(t, h, nil, gram("p.weight.hessian", 64), gram("q.weight.hessian", 64))
+	r, err := plan(t, in, hessianOpts(t, h)).Encode(context.Background(), out, forced())
+	if err != nil || r.Resumed != 1 {
+		t.Errorf("%d resumed: %v", r.Resumed, err)
 	}
 }
 

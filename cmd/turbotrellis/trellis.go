@@ -145,6 +145,9 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 		}
 		printNotes(cmd.ErrOrStderr(), plan)
 		if e.dryRun {
+			if err := plan.CheckHessians(cmd.Context()); err != nil {
+				return err
+			}
 			return printPlan(cmd.OutOrStdout(), plan, e.asJSON)
 		}
 		b, err := openBackend(*backend)

@@ -113,7 +113,7 @@ type Feedback struct {
 }
 
 // Check returns the ErrHessian that Prepare returns before it factors h [n, n]: an
-// entry that is not finite, a negative diagonal, a zero one throughout, or a
+// entry that is not finite, an element of the diagonal that is not positive, or a
 // matrix that is not symmetric. It returns ctx.Err() soon after ctx ends.
 func Check(ctx context.Context, h []float64, n int) error {
 	if n < 1 || n > MaxN || len(h) != n*n {
@@ -127,13 +127,13 @@ func Check(ctx context.Context, h []float64, n int) error {
 // multiple) of inputs X. h is neither kept nor changed; its lower triangle is
 // what counts. It takes about n³/6 + n²·Block/2 multiplications.
 //
-// A Hessian without full rank, or with zero rows for inputs that were never
-// seen, is made definite by the damping. Where that is not enough (rounding
-// took an eigenvalue below zero) ten and a hundred times the damping are tried;
-// then it is an ErrHessian, as are an entry that is not finite, a negative
-// diagonal, a zero one throughout, and a matrix that is not symmetric. Sizes
-// that do not fit together or exceed MaxN are an ErrShape. Prepare returns
-// ctx.Err() soon after ctx ends.
+// A Hessian without full rank is made definite by the damping. Where that is
+// not enough (rounding took an eigenvalue below zero) ten and a hundred times
+// the damping are tried; then it is an ErrHessian, as are an entry that is not
+// finite, an element of the diagonal that is not positive, and a matrix that is
+// not symmetric. An input that was zero in all of X has a zero there: give it a
+// positive element, as GPTQ does with 1. Sizes that do not fit together or
+// exceed MaxN are an ErrShape. Prepare returns ctx.Err() soon after ctx ends.
 func Prepare(ctx context.Context, h []float64, n int, o Options) (*Feedback, error) {
 	if o.Damp == 0 {
 		o.Damp = DefaultDamp
@@ -164,6 +164,7 @@ func Prepare(ctx context.Context, h []float64, n int, o Options) (*Feedback, err
 		}
 	}
 	f.damp = o.Damp
+	bad := 0
 	for try := range dampings {
 		if try > 0 {
 			f.damp *= 10
@@ -175,7 +176,10 @@ func Prepare(ctx context.Context, h []float64, n int, o Options) (*Feedback, err
 			}
 			f.a[i*n+i] = diag[i] + lambda
 		}
-		if cholesky(ctx, f.a, n) && f.divide(ctx) {
+		if bad = cholesky(ctx, f.a, n); bad == n {
+			bad = f.divide(ctx)
+		}
+		if bad == n {
 			f.restore(diag)
 			return f, nil
 		}
@@ -183,7 +187,7 @@ func Prepare(ctx context.Context, h []float64, n int, o Options) (*Feedback, err
 			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("%w: [%d, %d] is not positive definite with %v times its mean diagonal added", ErrHessian, n, n, f.damp)
+	return nil, fmt.Errorf("%w: [%d, %d] is not positive definite at h[%d, %d] with %v times its mean diagonal added", ErrHessian, n, n, bad, bad, f.damp)
 }
 
 // check returns the mean of the diagonal, in order.
@@ -201,8 +205,8 @@ func check(ctx context.Context, h []float64, n int) (mean float64, err error) {
 			return 0, err
 		}
 		d := h[i*n+i]
-		if d < 0 {
-			return 0, fmt.Errorf("%w: h[%d, %d] = %v is negative", ErrHessian, i, i, d)
+		if d <= 0 {
+			return 0, fmt.Errorf("%w: h[%d, %d] = %v, want a positive diagonal", ErrHessian, i, i, d)
 		}
 		mean += d
 		for j := range i {
@@ -213,7 +217,7 @@ func check(ctx context.Context, h []float64, n int) (mean float64, err error) {
 		}
 	}
 	mean /= float64(n)
-	if !(mean > 0) || math.IsInf(mean, 0) {
+	if math.IsInf(mean, 0) {
 		return 0, fmt.Errorf("%w: mean of the diagonal is %v", ErrHessian, mean)
 	}
 	return mean, nil
@@ -231,15 +235,15 @@ func (f *Feedback) Damp() float64 { return f.damp }
 
 // cholesky replaces the lower triangle of a [n, n] by C with C·Cᵀ = a. Each
 // element is a_ij − c_i0·c_j0 − c_i1·c_j1 … from left to right, then divided.
-// It reports whether every pivot was positive and finite; it gives up when ctx
-// ends.
-func cholesky(ctx context.Context, a []float64, n int) bool {
+// It returns n, or the row of the first pivot that is not positive and finite; it
+// gives up when ctx ends.
+func cholesky(ctx context.Context, a []float64, n int) (bad int) {
 	// Four columns at a time: four sums that do not wait for each other.
 	const width = 4
 	for j := 0; j < n; j += width {
 		for i := j; i < n; i++ {
 			if i%64 == 0 && ctx.Err() != nil {
-				return false
+				return i
 			}
 			row, done := a[i*n:][:n], 0
 			if i >= j+width {
@@ -256,13 +260,13 @@ func cholesky(ctx context.Context, a []float64, n int) bool {
 					continue
 				}
 				if !(s > 0) || math.IsInf(s, 0) {
-					return false
+					return c
 				}
 				row[c] = math.Sqrt(s)
 			}
 		}
 	}
-	return true
+	return n
 }
 
 // subtract4 takes from row[j:j+4] the products of row[:j] with the first j
@@ -283,20 +287,20 @@ func subtract4(row, rows []float64, n, j int) {
 }
 
 // divide turns the Cholesky factor C into L: each block below a diagonal block
-// C_bb is multiplied by its inverse from the right. It reports whether all of L
-// is finite; it gives up when ctx ends.
-func (f *Feedback) divide(ctx context.Context) bool {
+// C_bb is multiplied by its inverse from the right. It returns n, or the first row
+// of L found that is not finite; it gives up when ctx ends.
+func (f *Feedback) divide(ctx context.Context) (bad int) {
 	for b := 0; b < f.n; b += f.block {
 		for i := b + f.block; i < f.n; i++ {
 			if i%64 == 0 && ctx.Err() != nil {
-				return false
+				return i
 			}
 			x := f.a[i*f.n+b:][:f.block]
 			for j := f.block - 1; j >= 0; j-- {
 				c := f.a[(b+j)*f.n+b:][:j+1]
 				x[j] /= c[j]
 				if math.IsNaN(x[j]) || math.IsInf(x[j], 0) {
-					return false
+					return i
 				}
 				for m := range c[:j] {
 					x[m] -= float64(x[j] * c[m])
@@ -304,7 +308,7 @@ func (f *Feedback) divide(ctx context.Context) bool {
 			}
 		}
 	}
-	return true
+	return f.n
 }
 
 // restore puts H back into the diagonal blocks.
