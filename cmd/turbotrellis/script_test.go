@@ -8,10 +8,11 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestMain lets the test binary be the command in scripts.
-func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"turbotrellis": main})
-}
+// commands are what the test binary can be.
+var commands = map[string]func(){"turbotrellis": main}
+
+// TestMain lets the test binary be a command in scripts and tests.
+func TestMain(m *testing.M) { testscript.Main(m, commands) }
 
 // TestScripts runs testdata/script. $DATA is the repository's testdata, $MODELS
 // has models that were once handled wrongly, and $FAULTS other such files.
