@@ -45,7 +45,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("%d layers, %d bytes from %d\n", sum.Layers, sum.PackedBytes, sum.SourceBytes)
+	fmt.Printf("%d layers, %d bytes from %d\n", sum.Layers, sum.Total().Packed, sum.Total().Source)
 
 	if st, err = packed.Stat(); err != nil {
 		log.Fatal(err)

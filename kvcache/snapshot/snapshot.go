@@ -49,7 +49,8 @@ const (
 	kvKey      = "turbotrellis.kv"
 
 	formatName = "kv-snapshot"
-	version    = "1"
+	version1   = "1"
+	version2   = "2" // with row codes, centres or raw tokens
 
 	// signSeed is the key of the generator that makes the rotation's signs.
 	signSeed = 42
@@ -57,11 +58,13 @@ const (
 
 // Part describes one packed tensor of a layer.
 type Part struct {
-	Name   string `json:"name"`             // of the tensor that was packed
-	DType  string `json:"dtype"`            // its safetensors dtype: F32, F16 or BF16
-	Shape  []int  `json:"shape"`            // its shape, [..., tokens, head dimension]
-	Bits   int    `json:"bits"`             // bits per packed element
-	Signed bool   `json:"signed,omitempty"` // keys of 8 bits only
+	Name    string `json:"name"`              // of the tensor that was packed
+	DType   string `json:"dtype"`             // its safetensors dtype: F32, F16 or BF16
+	Shape   []int  `json:"shape"`             // its shape, [..., tokens, head dimension]
+	Bits    int    `json:"bits"`              // bits per packed element
+	Signed  bool   `json:"signed,omitempty"`  // keys of 8 bits only
+	Code    string `json:"code,omitempty"`    // levels or trellis: a row code; none for groups
+	Centred bool   `json:"centred,omitempty"` // the row code is
 }
 
 // Layer describes the keys and values of one attention layer.
@@ -77,9 +80,74 @@ type description struct {
 	Policy    codec.Policy    `json:"policy"`
 	Scale     codec.ScaleRule `json:"scale"`
 	SignSeed  int             `json:"sign_seed"`
+	RawFirst  int             `json:"raw_first,omitempty"`
+	RawLast   int             `json:"raw_last,omitempty"`
 	Layers    []Layer         `json:"layers" strictjson:"optional"`
 	Raw       []string        `json:"raw" strictjson:"optional"` // tensors kept as they were
 }
+
+// description1 is what version 1 has of it.
+type description1 struct {
+	Group     int             `json:"group"`
+	ScaleType codec.DType     `json:"scale_type"`
+	Policy    codec.Policy    `json:"policy"`
+	Scale     codec.ScaleRule `json:"scale"`
+	SignSeed  int             `json:"sign_seed"`
+	Layers    []struct {
+		Keys   part1 `json:"keys"`
+		Values part1 `json:"values"`
+	} `json:"layers" strictjson:"optional"`
+	Raw []string `json:"raw" strictjson:"optional"`
+}
+
+type part1 struct {
+	Name   string `json:"name"`
+	DType  string `json:"dtype"`
+	Shape  []int  `json:"shape"`
+	Bits   int    `json:"bits"`
+	Signed bool   `json:"signed,omitempty"`
+}
+
+func (p part1) part() Part {
+	return Part{Name: p.Name, DType: p.DType, Shape: p.Shape, Bits: p.Bits, Signed: p.Signed}
+}
+
+// parse reads the description of a version.
+func (d *description) parse(version, text string) error {
+	switch version {
+	case version1:
+		var d1 description1
+		if err := strictjson.Unmarshal([]byte(text), &d1); err != nil {
+			return malformed("metadata %s: %v", kvKey, err)
+		}
+		*d = description{Group: d1.Group, ScaleType: d1.ScaleType, Policy: d1.Policy, Scale: d1.Scale, SignSeed: d1.SignSeed, Raw: d1.Raw}
+		for _, l := range d1.Layers {
+			d.Layers = append(d.Layers, Layer{l.Keys.part(), l.Values.part()})
+		}
+		return nil
+	case version2:
+		if err := strictjson.Unmarshal([]byte(text), d); err != nil {
+			return malformed("metadata %s: %v", kvKey, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("%w %q: this program reads %q and %q", ErrVersion, version, version1, version2)
+}
+
+// version returns the version that a file of this description needs.
+func (d *description) version() string {
+	if !d.edges().none() {
+		return version2
+	}
+	for _, l := range d.Layers {
+		if l.Keys.Code != "" || l.Values.Code != "" {
+			return version2
+		}
+	}
+	return version1
+}
+
+func (d *description) edges() edges { return edges{d.RawFirst, d.RawLast} }
 
 // Snapshot is an opened KV snapshot. It reads tensors when they are asked for.
 // Its methods are safe for concurrent use. The zero Snapshot has no layers, and
@@ -88,6 +156,8 @@ type Snapshot struct {
 	file *safetensors.File
 	desc description
 	base codec.KVParams // what all layers share
+
+	version int
 }
 
 // Open reads the description of the snapshot in the first size bytes of r and
@@ -102,12 +172,12 @@ func Open(r io.ReaderAt, size int64) (*Snapshot, error) {
 	if meta[formatKey] != formatName {
 		return nil, fmt.Errorf("%w: metadata %s is %q, want %q", ErrNotSnapshot, formatKey, meta[formatKey], formatName)
 	}
-	if meta[versionKey] != version {
-		return nil, fmt.Errorf("%w %q: this program reads %q", ErrVersion, meta[versionKey], version)
+	s := &Snapshot{file: f, version: 1}
+	if meta[versionKey] == version2 {
+		s.version = 2
 	}
-	s := &Snapshot{file: f}
-	if err := strictjson.Unmarshal([]byte(meta[kvKey]), &s.desc); err != nil {
-		return nil, malformed("metadata %s: %v", kvKey, err)
+	if err := s.desc.parse(meta[versionKey], meta[kvKey]); err != nil {
+		return nil, err
 	}
 	if err := s.check(); err != nil {
 		return nil, err
@@ -127,6 +197,9 @@ func (s *Snapshot) check() error {
 	if d.Group == 0 {
 		return malformed("group 0: want 32 or 64") // codec would take the default
 	}
+	if err := checkEdges(d.edges()); err != nil {
+		return malformed("%v", err)
+	}
 	s.base = codec.KVParams{Group: d.Group, ScaleType: d.ScaleType, Policy: d.Policy, Scale: d.Scale}
 	want := map[string]safetensors.Info{}
 	add := func(in safetensors.Info) error {
@@ -145,7 +218,7 @@ func (s *Snapshot) check() error {
 		if err := l.checkPair(); err != nil {
 			return malformed("layer %d: %v", i, err)
 		}
-		for _, in := range l.stored(p) {
+		for _, in := range l.stored(p, d.edges()) {
 			if err := add(in); err != nil {
 				return err
 			}
@@ -191,8 +264,8 @@ func (l Layer) params(base codec.KVParams) (codec.KVParams, error) {
 	p := base
 	p.HeadDim, p.ValueHeadDim = l.Keys.dim(), l.Values.dim()
 	var errK, errV error
-	p.Keys, errK = codec.KeyFormat(l.Keys.Bits, l.Keys.Signed)
-	p.Values, errV = codec.ValueFormat(l.Values.Bits)
+	p.Keys, errK = l.Keys.format(func() (codec.Format, error) { return codec.KeyFormat(l.Keys.Bits, l.Keys.Signed) })
+	p.Values, errV = l.Values.format(func() (codec.Format, error) { return codec.ValueFormat(l.Values.Bits) })
 	if err := errors.Join(errK, errV); err != nil {
 		return p, err
 	}
@@ -202,7 +275,49 @@ func (l Layer) params(base codec.KVParams) (codec.KVParams, error) {
 	if p.ValueHeadDim == 0 {
 		return p, fmt.Errorf("tensor %q has no head dimension", l.Values.Name)
 	}
+	p.CentreKeys, p.CentreValues = l.Keys.Centred, l.Values.Centred
 	return p.WithDefaults(), p.Validate()
+}
+
+// Names of row codes.
+const (
+	levels  = "levels"
+	trellis = "trellis"
+)
+
+// format returns the format of a part: a row code, or what groups says.
+func (p Part) format(groups func() (codec.Format, error)) (codec.Format, error) {
+	if p.Code == "" {
+		return groups()
+	}
+	if p.Signed {
+		return 0, fmt.Errorf("tensor %q: a row code is not signed", p.Name)
+	}
+	for _, f := range codec.ValueFormats() {
+		if f.RowCode() && f.Bits() == p.Bits && rowCodeName(f) == p.Code {
+			return f, nil
+		}
+	}
+	return 0, fmt.Errorf("tensor %q: code %q of %d bits: want %s of 2 to 5 or %s of 2 to 4", p.Name, p.Code, p.Bits, levels, trellis)
+}
+
+// rowCodeName returns the code of a format, "" if it is of groups.
+func rowCodeName(f codec.Format) string {
+	switch {
+	case f.Trellis():
+		return trellis
+	case f.RowCode():
+		return levels
+	}
+	return ""
+}
+
+// checkEdges checks numbers of raw tokens.
+func checkEdges(e edges) error {
+	if e.first < 0 || e.last < 0 || max(e.first, e.last) > math.MaxInt32 {
+		return fmt.Errorf("%d first and %d last tokens raw: want 0 to %d", e.first, e.last, math.MaxInt32)
+	}
+	return nil
 }
 
 // checkPair reports whether two parts can be one layer.
@@ -239,14 +354,6 @@ func (p Part) dim() int {
 	return p.Shape[len(p.Shape)-1]
 }
 
-func (p Part) rows() int {
-	n := 1
-	for _, d := range p.Shape[:len(p.Shape)-1] {
-		n *= d
-	}
-	return n
-}
-
 // dtype returns the element type of the tensor that was packed.
 func (p Part) dtype() (codec.DType, error) { return floatType(safetensors.DType(p.DType)) }
 
@@ -256,19 +363,6 @@ func floatType(in safetensors.DType) (codec.DType, error) {
 		return 0, fmt.Errorf("%w: %s, want F32, F16 or BF16", codec.ErrDType, in)
 	}
 	return d, nil
-}
-
-// stored returns the tensors that hold a layer, in file order.
-func (l Layer) stored(p codec.KVParams) []safetensors.Info {
-	var infos []safetensors.Info
-	for _, h := range halves {
-		part := h.part(&l)
-		lead := part.Shape[:len(part.Shape)-1]
-		for _, pl := range h.stored(p) {
-			infos = append(infos, safetensors.Info{Name: part.Name + pl.suffix(), DType: pl.dtype, Shape: append(slices.Clone(lead), pl.rowLen/pl.dtype.Size())})
-		}
-	}
-	return infos
 }
 
 // Layers returns the packed layers in file order.
@@ -289,6 +383,14 @@ func (s *Snapshot) Raw() []string { return slices.Clone(s.desc.Raw) }
 // Common returns the parameters that all layers share: group, scale type,
 // policy and scale rule.
 func (s *Snapshot) Common() codec.KVParams { return s.base }
+
+// RawTokens returns how many tokens at the beginning and at the end of every
+// layer are raw, where it has so many.
+func (s *Snapshot) RawTokens() (first, last int) { return s.desc.RawFirst, s.desc.RawLast }
+
+// Version returns the version of the file's format, 1 or 2, or 0 of the zero
+// Snapshot.
+func (s *Snapshot) Version() int { return s.version }
 
 // layer returns layer i and its parameters, or an ErrArgument.
 func (s *Snapshot) layer(i int) (Layer, codec.KVParams, error) {
@@ -320,30 +422,19 @@ func (s *Snapshot) Metadata() map[string]string {
 // reserved reports whether a key of a file's metadata is a snapshot's own.
 func reserved(key string) bool { return key == formatKey || key == versionKey || key == kvKey }
 
-// Sizes returns the bytes of layer i as it is packed and as it was before. It
-// returns ErrArgument if i is out of range.
-func (s *Snapshot) Sizes(i int) (packed, source int64, err error) {
+// Sizes returns what the keys and the values of layer i take. It returns
+// ErrArgument if i is out of range.
+func (s *Snapshot) Sizes(i int) (keys, values Size, err error) {
 	l, p, err := s.layer(i)
 	if err != nil {
-		return 0, 0, err
+		return Size{}, Size{}, err
 	}
-	packed, source = l.sizes(p)
-	return packed, source, nil
+	sizes := l.sizes(p, s.desc.edges())
+	return sizes[0], sizes[1], nil
 }
 
-func (l Layer) sizes(p codec.KVParams) (packed, source int64) {
-	for _, h := range halves {
-		part := h.part(&l)
-		d, _ := part.dtype() // an unknown dtype does not get past checkPair
-		source += int64(part.rows()) * int64(part.dim()) * int64(d.Size())
-		for _, pl := range h.stored(p) {
-			packed += int64(part.rows()) * int64(pl.rowLen)
-		}
-	}
-	return packed, source
-}
-
-// Read returns the packed keys and values of layer i. Errors are ErrArgument if
+// Read returns the packed keys and values of layer i, with their centres: of the
+// coded tokens alone, whose number is that of the shape. Errors are ErrArgument if
 // i is out of range, or those of reading.
 func (s *Snapshot) Read(i int) (codec.Keys, codec.Values, error) {
 	l, p, err := s.layer(i)
@@ -353,14 +444,66 @@ func (s *Snapshot) Read(i int) (codec.Keys, codec.Values, error) {
 	var x rows
 	for _, h := range halves {
 		part := h.part(&l)
-		*h.shape(&x) = slices.Clone(part.Shape)
+		shape := slices.Clone(part.Shape)
+		shape[len(shape)-2] = part.extent(s.desc.edges()).coded()
+		*h.shape(&x) = shape
 		for _, pl := range h.stored(p) {
 			if *h.data(&x, pl.name), err = s.file.AppendTensor(nil, part.Name+pl.suffix()); err != nil {
 				return codec.Keys{}, codec.Values{}, err
 			}
 		}
+		if h.centred(p) {
+			c := h.centre(&x)
+			for suffix, t := range map[string]*codec.Tensor{meanSuffix: &c.Mean, gainSuffix: &c.Gain} {
+				if *t, err = s.tensor(part.Name + suffix); err != nil {
+					return codec.Keys{}, codec.Values{}, err
+				}
+			}
+		}
 	}
 	return x.keys, x.values, nil
+}
+
+// RawRows are the raw tokens at both ends of the keys or the values of a layer, of
+// shape [..., tokens, head dimension] and the type of the tensor that was packed.
+// They may hold any bits.
+type RawRows struct{ First, Last codec.Tensor }
+
+// ReadRaw returns the raw tokens of layer i, the zero Tensor where the snapshot
+// keeps none. Errors are those of Read.
+func (s *Snapshot) ReadRaw(i int) (keys, values RawRows, err error) {
+	l, _, err := s.layer(i)
+	if err != nil {
+		return RawRows{}, RawRows{}, err
+	}
+	for _, from := range []struct {
+		n      int
+		suffix string
+		part   Part
+		to     *codec.Tensor
+	}{
+		{s.desc.RawFirst, firstSuffix, l.Keys, &keys.First}, {s.desc.RawLast, lastSuffix, l.Keys, &keys.Last},
+		{s.desc.RawFirst, firstSuffix, l.Values, &values.First}, {s.desc.RawLast, lastSuffix, l.Values, &values.Last},
+	} {
+		if from.n == 0 {
+			continue
+		}
+		if *from.to, err = s.tensor(from.part.Name + from.suffix); err != nil {
+			return RawRows{}, RawRows{}, err
+		}
+	}
+	return keys, values, nil
+}
+
+// tensor reads a stored tensor of floating point.
+func (s *Snapshot) tensor(name string) (codec.Tensor, error) {
+	in, _ := s.file.Lookup(name)
+	d, err := floatType(in.DType)
+	if err != nil {
+		return codec.Tensor{}, err
+	}
+	data, err := s.file.AppendTensor(nil, name)
+	return codec.Tensor{DType: d, Shape: slices.Clone(in.Shape), Data: data}, err
 }
 
 // encodeDescription returns the metadata of a snapshot.
@@ -375,6 +518,6 @@ func encodeDescription(source map[string]string, d description) (map[string]stri
 	if meta == nil {
 		meta = map[string]string{}
 	}
-	meta[formatKey], meta[versionKey], meta[kvKey] = formatName, version, strings.TrimSpace(b.String())
+	meta[formatKey], meta[versionKey], meta[kvKey] = formatName, d.version(), strings.TrimSpace(b.String())
 	return meta, nil
 }

@@ -3,15 +3,13 @@ package snapshot
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"regexp"
 	"slices"
-	"strconv"
+	"strings"
 
 	"github.com/turbotrellis/turbotrellis/codec"
-	"github.com/turbotrellis/turbotrellis/internal/parallel"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 )
 
@@ -24,24 +22,40 @@ var (
 
 // Summary says what Encode or Decode did.
 type Summary struct {
-	Layers      int    // packed or restored
-	Raw         int    // tensors copied as they were
-	SourceBytes int64  // of the layers' keys and values as they were before packing
-	PackedBytes int64  // of the same, packed
-	Saturated   uint64 // restored elements beyond f16's range, stored as ±65504
+	Layers    int    // packed or restored
+	Raw       int    // tensors copied as they were
+	Keys      Size   // of the layers' keys
+	Values    Size   // of the layers' values
+	Saturated uint64 // restored elements beyond f16's range, stored as ±65504
 }
 
-func (s *Summary) add(l Layer, p codec.KVParams) {
+// Total returns the size of keys and values together.
+func (s Summary) Total() Size {
+	t := s.Keys
+	t.Add(s.Values)
+	return t
+}
+
+func (s *Summary) add(l Layer, p codec.KVParams, e edges) {
 	s.Layers++
-	packed, source := l.sizes(p)
-	s.PackedBytes += packed
-	s.SourceBytes += source
+	sizes := l.sizes(p, e)
+	s.Keys.Add(sizes[0])
+	s.Values.Add(sizes[1])
 }
 
 // EncodeOptions says what Encode packs and how.
 type EncodeOptions struct {
 	Backend codec.Backend  // required
 	Params  codec.KVParams // the head dimensions are taken from the tensors
+
+	// RawFirst and RawLast are the numbers of tokens at the beginning and at the
+	// end of every layer that are copied bit for bit.
+	RawFirst, RawLast int
+
+	// Centres has the centre of every tensor that Params centres, by the tensor's
+	// name: of as many dimensions as it, with 1 token, each dimension before that its
+	// or 1. Nil means the usual centre of the coded tokens (codec.NewCentre).
+	Centres map[string]codec.Centre
 
 	// KeyNames and ValueNames match the names of tensors to pack; nil means
 	// the defaults. The first submatch, or the whole match if there is none,
@@ -60,10 +74,12 @@ type EncodeOptions struct {
 // Prompt caches of mlx-lm are known by their metadata: unless told otherwise,
 // their N.0 are keys and their N.1 values. What names, types,
 // shapes and parameters decide is checked before the first byte is written.
+// The file is of version 2 if it has row codes or raw tokens, else of version 1.
 //
 // Memory use does not grow with the file: Calls + 1 pieces of the backend's Feed
 // are in memory, each of Bytes of the source, or one row if that is longer, with
-// its packed form. Once ctx is done, Encode returns its cause after the calls in progress.
+// its packed form. Where it computes centres, Encode reads the keys or values of a
+// head twice more before it packs them. Once ctx is done, Encode returns its cause after the calls in progress.
 //
 // Errors are codec's, with the tensor's name and the element's index in it,
 // ErrPair, ErrSource, ErrArgument, ErrNoTensor where nothing matches, or those
@@ -90,12 +106,12 @@ func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o
 	if err := bare.Validate(); err != nil {
 		return Summary{}, err // of no tensor
 	}
-	if base.Keys.RowCode() || base.Values.RowCode() {
-		return Summary{}, &codec.Error{Err: codec.ErrUnsupported, Index: codec.NoIndex, Reason: "snapshots of version " + version + " hold no row codes"}
-	}
 	d := description{
 		Group: base.Group, ScaleType: base.ScaleType, Policy: base.Policy, Scale: base.Scale, SignSeed: signSeed,
-		Layers: []Layer{}, Raw: []string{},
+		RawFirst: o.RawFirst, RawLast: o.RawLast, Layers: []Layer{}, Raw: []string{},
+	}
+	if err := checkEdges(d.edges()); err != nil {
+		return Summary{}, fmt.Errorf("%w: %w", ErrArgument, err)
 	}
 	layers, err := pairs(f, o)
 	if err != nil {
@@ -107,6 +123,8 @@ func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o
 	partOf := map[string]string{} // the packed tensor that a name of the snapshot belongs to
 	for _, l := range layers {
 		l.Keys.Bits, l.Keys.Signed, l.Values.Bits = base.Keys.Bits(), base.Keys.Signed(), base.Values.Bits()
+		l.Keys.Code, l.Values.Code = rowCodeName(base.Keys), rowCodeName(base.Values)
+		l.Keys.Centred, l.Values.Centred = base.CentreKeys, base.CentreValues
 		if err := l.checkPair(); err != nil {
 			return Summary{}, err
 		}
@@ -117,16 +135,22 @@ func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o
 		if err != nil {
 			return Summary{}, fmt.Errorf("tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
 		}
+		if err := o.checkCentres(l, p); err != nil {
+			return Summary{}, err
+		}
 		d.Layers = append(d.Layers, l)
-		out = append(out, l.stored(p)...)
+		stored := l.stored(p, d.edges())
+		out = append(out, stored...)
 		for _, h := range halves {
 			part := h.part(&l)
 			partOf[part.Name] = part.Name
-			for _, pl := range h.stored(p) {
-				partOf[part.Name+pl.suffix()] = part.Name
+			for _, in := range stored {
+				if suffix, ok := strings.CutPrefix(in.Name, part.Name); ok && isSuffix(suffix) {
+					partOf[in.Name] = part.Name
+				}
 			}
 		}
-		sum.add(l, p)
+		sum.add(l, p, d.edges())
 	}
 	for _, in := range f.Tensors() {
 		t.total += in.Size
@@ -143,6 +167,9 @@ func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o
 	if err != nil {
 		return Summary{}, err
 	}
+	if d.version() != version1 {
+		aligned(out)
+	}
 	w, err := safetensors.NewWriterAt(dst, meta, out)
 	if err != nil {
 		return Summary{}, err
@@ -150,7 +177,12 @@ func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o
 	t.report(0)
 	for i := range d.Layers {
 		for _, h := range halves {
-			if err := t.encode(w, f, t.codecs[i], h, *h.part(&d.Layers[i])); err != nil {
+			part := *h.part(&d.Layers[i])
+			e := &encoder{transcoder: t, file: f, half: h, kv: t.codecs[i], part: part, extent: part.extent(d.edges())}
+			if c, ok := o.Centres[part.Name]; ok {
+				e.centre = &c
+			}
+			if err := e.encode(w); err != nil {
 				return Summary{}, err
 			}
 		}
@@ -274,7 +306,7 @@ func (s *Snapshot) Decode(ctx context.Context, dst io.WriterAt, o DecodeOptions)
 		if err != nil {
 			return Summary{}, fmt.Errorf("tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
 		}
-		sum.add(l, p)
+		sum.add(l, p, s.desc.edges())
 		layers = append(layers, l)
 		for _, h := range halves {
 			part := h.part(&l)
@@ -297,7 +329,9 @@ func (s *Snapshot) Decode(ctx context.Context, dst io.WriterAt, o DecodeOptions)
 	t.report(0)
 	for i := range layers {
 		for _, h := range halves {
-			if err := t.decode(w, s.file, t.codecs[i], h, *h.part(&layers[i]), o.DType); err != nil {
+			part := *h.part(&layers[i])
+			d := &decoder{transcoder: t, file: s.file, half: h, kv: t.codecs[i], part: part, extent: part.extent(s.desc.edges())}
+			if err := d.decode(w, o.DType); err != nil {
 				return Summary{}, err
 			}
 		}
@@ -356,6 +390,8 @@ type transcoder struct {
 
 	progress    func(done, total int64)
 	done, total int64
+
+	rawSaturated uint64 // of raw tokens
 }
 
 func newTranscoder(ctx context.Context, b codec.Backend, progress func(done, total int64)) *transcoder {
@@ -389,7 +425,8 @@ func (t *transcoder) add(p codec.KVParams) error {
 	return nil
 }
 
-func (t *transcoder) saturated() (n uint64) {
+func (t *transcoder) saturated() uint64 {
+	n := t.rawSaturated
 	for _, kv := range t.made {
 		n += kv.Saturated()
 	}
@@ -402,117 +439,6 @@ func (t *transcoder) report(n int64) {
 	if t.progress != nil {
 		t.progress(t.done, t.total)
 	}
-}
-
-// encode packs one tensor of f into its planes in w.
-func (t *transcoder) encode(w *safetensors.Writer, f *safetensors.File, kv codec.KV, h half, part Part) error {
-	d, err := part.dtype()
-	if err != nil {
-		return err
-	}
-	planes := h.stored(kv.Params())
-	dst := make([]*safetensors.TensorWriter, len(planes))
-	for i, pl := range planes {
-		if dst[i], err = w.Tensor(part.Name + pl.suffix()); err != nil {
-			return err
-		}
-	}
-	in, _ := f.Lookup(part.Name)
-	narrow := in.DType != safetensors.DType(part.DType)
-	dim, rowBytes := part.dim(), part.dim()*in.DType.Size()
-	type slot struct {
-		in, wide []byte
-		x        rows
-	}
-	slots := make([]slot, t.slots())
-	return inPieces(t, part.rows(), rowBytes, slots, func(s *slot, first, n int) error {
-		s.in = sized(s.in, n*rowBytes)
-		if err := f.ReadPart(s.in, part.Name, int64(first)*int64(rowBytes)); err != nil {
-			return err
-		}
-		data := s.in
-		if narrow {
-			s.wide = sized(s.wide, n*dim*d.Size())
-			widen(s.wide, s.in, in.DType)
-			data = s.wide
-		}
-		err := t.call(func() error {
-			return h.encode(kv, &s.x, codec.Tensor{DType: d, Shape: []int{n, dim}, Data: data})
-		})
-		return placed(err, part.Name, first*dim)
-	}, func(s *slot, n int) error {
-		for j, pl := range planes {
-			if _, err := dst[j].Write(*h.data(&s.x, pl.name)); err != nil {
-				return err
-			}
-		}
-		t.report(int64(n) * int64(rowBytes))
-		return nil
-	})
-}
-
-// decode restores one tensor of the snapshot in f into w.
-func (t *transcoder) decode(w *safetensors.Writer, f *safetensors.File, kv codec.KV, h half, part Part, dt codec.DType) error {
-	dst, err := w.Tensor(part.Name)
-	if err != nil {
-		return err
-	}
-	d := dt
-	if d == 0 {
-		if d, err = part.dtype(); err != nil {
-			return err
-		}
-	}
-	planes := h.stored(kv.Params())
-	dim, rowBytes := part.dim(), part.dim()*d.Size()
-	type slot struct {
-		x   rows
-		out []byte
-	}
-	slots := make([]slot, t.slots())
-	return inPieces(t, part.rows(), rowBytes, slots, func(s *slot, first, n int) error {
-		for _, pl := range planes {
-			b := h.data(&s.x, pl.name)
-			*b = sized(*b, n*pl.rowLen)
-			if err := f.ReadPart(*b, part.Name+pl.suffix(), int64(first)*int64(pl.rowLen)); err != nil {
-				return err
-			}
-		}
-		s.out = sized(s.out, n*rowBytes)
-		shape := []int{n, dim}
-		*h.shape(&s.x) = shape
-		err := t.call(func() error { return h.decode(kv, codec.Tensor{DType: d, Shape: shape, Data: s.out}, &s.x) })
-		return placed(err, part.Name, first*dim)
-	}, func(s *slot, n int) error {
-		if _, err := dst.Write(s.out); err != nil {
-			return err
-		}
-		t.report(int64(n) * int64(rowBytes))
-		return nil
-	})
-}
-
-// inPieces calls work on runs of rows as long as the backend's Feed asks for,
-// each with a slot of its own, then done for each run in order. The error is that of the first run that fails, or the context's cause.
-func inPieces[S any](t *transcoder, rows, rowBytes int, slots []S, work func(s *S, first, n int) error, done func(s *S, n int) error) error {
-	per := max(1, t.feed.Bytes/rowBytes)
-	count := func(i int) int { return min(per, rows-i*per) }
-	err := parallel.Ordered(t.ctx, slots, parallel.Range((rows+per-1)/per),
-		func(_ context.Context, s *S, i int) error { return work(s, i*per, count(i)) },
-		func(_ context.Context, s *S, i int) error { return done(s, count(i)) })
-	if err != nil && err == t.ctx.Err() {
-		return context.Cause(t.ctx)
-	}
-	return err
-}
-
-// placed puts the tensor's own name into a codec's error, and the element's
-// index in the whole tensor.
-func placed(err error, name string, base int) error {
-	if e, ok := errors.AsType[*codec.Error](err); ok {
-		return e.At(strconv.Quote(name), base)
-	}
-	return err
 }
 
 func sized(b []byte, n int) []byte {
