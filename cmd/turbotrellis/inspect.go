@@ -86,16 +86,24 @@ type inspectedMatrix struct {
 }
 
 type inspectedKV struct {
+	Version   int              `json:"version"`
 	Group     int              `json:"group"`
 	ScaleType string           `json:"scale_type"`
 	Policy    string           `json:"policy"`
 	Scale     string           `json:"scale"`
+	RawFirst  int              `json:"raw_first"` // tokens
+	RawLast   int              `json:"raw_last"`
+	KeyBits   float64          `json:"key_bits_per_element"` // of all layers
+	ValueBits float64          `json:"value_bits_per_element"`
+	Bits      float64          `json:"bits_per_element"`
 	Layers    []inspectedLayer `json:"layers"`
 }
 
 type inspectedLayer struct {
 	snapshot.Layer
-	KeyBits     float64 `json:"key_bits_per_element"` // scales and zero points included
+	KeyType     string  `json:"key_type"`
+	ValueType   string  `json:"value_type"`
+	KeyBits     float64 `json:"key_bits_per_element"` // scales, zero points, centres and raw tokens included
 	ValueBits   float64 `json:"value_bits_per_element"`
 	PackedBytes int64   `json:"packed_bytes"`
 	SourceBytes int64   `json:"source_bytes"`
@@ -128,18 +136,25 @@ func inspect(r io.ReaderAt, size int64) (*inspection, error) {
 	}
 	out := &inspection{Format: "kv-snapshot", Bytes: size, Metadata: s.Metadata(), Tensors: []inspectedTensor{}}
 	common := s.Common()
-	out.KV = &inspectedKV{Group: common.Group, ScaleType: common.ScaleType.String(), Policy: common.Policy.String(), Scale: common.Scale.String()}
+	out.KV = &inspectedKV{Version: s.Version(), Group: common.Group, ScaleType: common.ScaleType.String(), Policy: common.Policy.String(), Scale: common.Scale.String()}
+	out.KV.RawFirst, out.KV.RawLast = s.RawTokens()
+	var allKeys, allValues snapshot.Size
 	for i, l := range s.Layers() {
 		p, err := s.Params(i)
 		if err != nil {
 			return nil, err
 		}
-		packed, source, err := s.Sizes(i)
+		k, v, err := s.Sizes(i)
 		if err != nil {
 			return nil, err
 		}
-		out.KV.Layers = append(out.KV.Layers, inspectedLayer{l, p.KeyBitsPerElement(), p.ValueBitsPerElement(), packed, source})
+		allKeys.Add(k)
+		allValues.Add(v)
+		out.KV.Layers = append(out.KV.Layers, inspectedLayer{l, p.Keys.String(), p.Values.String(), k.Bits(), v.Bits(), k.Packed + v.Packed, k.Source + v.Source})
 	}
+	out.KV.KeyBits, out.KV.ValueBits = allKeys.Bits(), allValues.Bits()
+	allKeys.Add(allValues)
+	out.KV.Bits = allKeys.Bits()
 	for _, name := range s.Raw() {
 		in, _ := f.Lookup(name)
 		out.Tensors = append(out.Tensors, tensorOf(in))
@@ -183,6 +198,13 @@ func printable(s string) string {
 	return s
 }
 
+func typeText(name string, centred bool) string {
+	if centred {
+		return name + " centred"
+	}
+	return name
+}
+
 func (r *inspection) print(w io.Writer) error {
 	fmt.Fprintf(w, "%s, %s\n", r.Format, bytesText(r.Bytes))
 	for _, k := range slices.Sorted(maps.Keys(r.Metadata)) {
@@ -192,16 +214,14 @@ func (r *inspection) print(w io.Writer) error {
 		fmt.Fprintf(w, "metadata %s: %s\n", printable(k), printable(r.Metadata[k]))
 	}
 	if r.KV != nil {
-		fmt.Fprintf(w, "group %d, scales %s, policy %s, scale rule %s\n", r.KV.Group, r.KV.ScaleType, r.KV.Policy, r.KV.Scale)
+		fmt.Fprintf(w, "version %d, group %d, scales %s, policy %s, scale rule %s, %d first and %d last tokens raw\n",
+			r.KV.Version, r.KV.Group, r.KV.ScaleType, r.KV.Policy, r.KV.Scale, r.KV.RawFirst, r.KV.RawLast)
+		fmt.Fprintf(w, "%.2f bits per element, raw tokens and centres included (keys %.2f, values %.2f)\n", r.KV.Bits, r.KV.KeyBits, r.KV.ValueBits)
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "TENSOR\tDTYPE\tSHAPE\tBITS\tWITH SCALES")
+		fmt.Fprintln(t, "TENSOR\tDTYPE\tSHAPE\tTYPE\tBITS/ELEMENT")
 		for _, l := range r.KV.Layers {
-			sign := "u"
-			if l.Keys.Signed {
-				sign = "s"
-			}
-			fmt.Fprintf(t, "%s\t%s\t%v\t%s%d\t%.2f\n", printable(l.Keys.Name), l.Keys.DType, l.Keys.Shape, sign, l.Keys.Bits, l.KeyBits)
-			fmt.Fprintf(t, "%s\t%s\t%v\t%d\t%.2f\n", printable(l.Values.Name), l.Values.DType, l.Values.Shape, l.Values.Bits, l.ValueBits)
+			fmt.Fprintf(t, "%s\t%s\t%v\t%s\t%.2f\n", printable(l.Keys.Name), l.Keys.DType, l.Keys.Shape, typeText(l.KeyType, l.Keys.Centred), l.KeyBits)
+			fmt.Fprintf(t, "%s\t%s\t%v\t%s\t%.2f\n", printable(l.Values.Name), l.Values.DType, l.Values.Shape, typeText(l.ValueType, l.Values.Centred), l.ValueBits)
 		}
 		if err := t.Flush(); err != nil {
 			return err

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -33,12 +32,15 @@ type kvResult struct {
 	Raw         int     `json:"raw_tensors"`
 	SourceBytes int64   `json:"source_bytes"`
 	PackedBytes int64   `json:"packed_bytes"`
+	KeyBits     float64 `json:"key_bits_per_element"` // scales, centres and raw tokens included
+	ValueBits   float64 `json:"value_bits_per_element"`
+	Bits        float64 `json:"bits_per_element"`
 	Saturated   *uint64 `json:"saturated,omitempty"` // of kv decode
 }
 
 func (r kvResult) text(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%s: %d layers, %d other tensors; packed %s, unpacked %s (%.2fx)\n",
-		r.Output, r.Layers, r.Raw, bytesText(r.PackedBytes), bytesText(r.SourceBytes), float64(r.SourceBytes)/float64(max(1, r.PackedBytes)))
+	_, err := fmt.Fprintf(w, "%s: %d layers, %d other tensors; packed %s, unpacked %s (%.2fx); %.2f bits per element\n",
+		r.Output, r.Layers, r.Raw, bytesText(r.PackedBytes), bytesText(r.SourceBytes), float64(r.SourceBytes)/float64(max(1, r.PackedBytes)), r.Bits)
 	if err == nil && r.Saturated != nil && *r.Saturated > 0 {
 		_, err = fmt.Fprintf(w, "%d elements are beyond the range of f16 and were stored as ±65504\n", *r.Saturated)
 	}
@@ -63,9 +65,11 @@ func runKV(cmd *cobra.Command, args []string, what, backend string, force, asJSO
 		return err
 	}
 	progress.done()
+	total := sum.Total()
 	r := kvResult{
 		Input: args[0], Output: args[1], Backend: b.Name(),
-		Layers: sum.Layers, Raw: sum.Raw, SourceBytes: sum.SourceBytes, PackedBytes: sum.PackedBytes,
+		Layers: sum.Layers, Raw: sum.Raw, SourceBytes: total.Source, PackedBytes: total.Packed,
+		KeyBits: sum.Keys.Bits(), ValueBits: sum.Values.Bits(), Bits: total.Bits(),
 	}
 	if what == decoding {
 		r.Saturated = &sum.Saturated
@@ -93,14 +97,25 @@ func bytesText(n int64) string {
 
 func newKVEncode() *cobra.Command {
 	var o snapshot.EncodeOptions
-	var skip, keyNames, valueNames string
+	var skip, keyNames, valueNames, centres string
 	var force, asJSON bool
-	keyFormats := slices.DeleteFunc(codec.KeyFormats(), codec.Format.RowCode) // snapshots hold none
-	valueFormats := slices.DeleteFunc(codec.ValueFormats(), codec.Format.RowCode)
 	cmd := &cobra.Command{
 		Use:   "encode IN.safetensors OUT.safetensors",
 		Short: "Pack the keys and values of a safetensors file into a KV snapshot",
 		Long: `Pack the keys and values of a safetensors file into a KV snapshot.
+
+Presets, with the bits per element that they come to in a long cache and what
+they lose: the mean KL divergence of next-token distributions after a stored
+prefix, on two small models and two texts (docs/quality.md).
+
+` + presetsText() + `
+Types t2 to t4 (trellis) and r2 to r5 (levels) code a row with one byte of scale,
+the others groups of 32 or 64. Keys with a row code are centred: the mean of the
+coded tokens of each head is taken out first and each channel is divided by a
+gain, both stored once per head. With a row code the first 4 tokens stay as they
+are. Files without row codes and raw tokens are of version 1, which older
+programs read. Row codes need a head dimension of 32·2^n, or of 12, 20 or 28
+times 2^n that is a multiple of 32; for others choose types of groups.
 
 Keys and values are the tensors whose names end in .keys or .k and in .values
 or .v, or those of a prompt cache of mlx-lm, unless --key-names and --value-names
@@ -110,18 +125,16 @@ layers.3.values, and is layer 3. Their shape is [..., tokens, head dimension].
 All other tensors are copied byte for byte.
 
 IN and OUT may be - for standard input and output.`,
-		Example: `  turbotrellis kv encode cache.safetensors cache.tt.safetensors --key-type q8_0 --value-type q3_0
+		Example: `  turbotrellis kv encode cache.safetensors cache.tt.safetensors
+  turbotrellis kv encode cache.safetensors cache.tt.safetensors --preset small --raw-last 64
+  turbotrellis kv encode cache.safetensors cache.tt.safetensors --key-type q8_0 --value-type q3_0
   turbotrellis kv encode in.safetensors out.safetensors --key-type q4_0 --value-type q2_0 --scale-rule search --skip 0,1
   turbotrellis kv encode cache.safetensors out.safetensors --key-names '\.(k_cache)$' --value-names '\.(v_cache)$'`,
 		Args: exactly(2),
 	}
+	kv := addKVFlags(cmd)
 	f := cmd.Flags()
-	f.TextVar(&o.Params.Keys, "key-type", codec.Q8_0, "format of keys: "+list(keyFormats))
-	f.TextVar(&o.Params.Values, "value-type", codec.Q3_0, "format of values: "+list(valueFormats)+", or the bits alone")
-	f.IntVar(&o.Params.Group, "group", 32, "elements that share a scale: 32 or 64")
-	f.TextVar(&o.Params.ScaleType, "scale-type", codec.F16, "type of scales and zero points: f16, bf16 or f32")
-	f.TextVar(&o.Params.Policy, "policy", codec.Finite, "what to do with groups that the format cannot hold: finite or compat")
-	f.TextVar(&o.Params.Scale, "scale-rule", codec.RMS, "how to choose the scales of values: rms or search (slower, less error)")
+	f.StringVar(&centres, "centre", "", "take the centres from this file, such as the snapshot of a calibration text (default those of the tokens)")
 	f.StringVar(&skip, "skip", "", "layers to copy instead of pack, such as 0,1,30-31")
 	f.StringVar(&keyNames, "key-names", "", "regular expression for the names of keys; its first group is what differs from the values' names")
 	f.StringVar(&valueNames, "value-names", "", "regular expression for the names of values, in the same way")
@@ -130,16 +143,11 @@ IN and OUT may be - for standard input and output.`,
 	aliases(cmd, map[string]string{"k": "key-type", "v": "value-type", "keys": "key-names", "values": "value-names", "scale": "scale-rule"})
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if !slices.Contains(keyFormats, o.Params.Keys) {
-			return usagef("--key-type %v: want one of %s", o.Params.Keys, list(keyFormats))
-		}
-		if !slices.Contains(valueFormats, o.Params.Values) {
-			return usagef("--value-type %v: want one of %s", o.Params.Values, list(valueFormats))
-		}
-		if o.Params.Group != 32 && o.Params.Group != 64 {
-			return usagef("--group %d: want 32 or 64", o.Params.Group)
-		}
 		var err error
+		if o.Params, err = kv.resolve(); err != nil {
+			return err
+		}
+		o.RawFirst, o.RawLast = kv.rawFirst, kv.rawLast
 		if o.Skip, err = snapshot.ParseLayers(skip); err != nil {
 			return usagef("--skip: %w", err)
 		}
@@ -149,12 +157,54 @@ IN and OUT may be - for standard input and output.`,
 		if o.ValueNames, err = nameFlag("--value-names", valueNames); err != nil {
 			return err
 		}
+		if centres != "" {
+			if !o.Params.CentreKeys && !o.Params.CentreValues {
+				return usagef("--centre %s: neither keys nor values are centred", centres)
+			}
+			if o.Centres, err = readCentres(centres); err != nil {
+				return err
+			}
+		}
 		return runKV(cmd, args, encoding, *backend, force, asJSON, func(b codec.Backend, w io.WriterAt, in *source, p *bar) (snapshot.Summary, error) {
 			o.Backend, o.Progress = b, p.update
 			return snapshot.Encode(cmd.Context(), w, in, in.size, o)
 		})
 	}
 	return cmd
+}
+
+// addKVFlags adds the flags that say how keys and values are packed.
+func addKVFlags(cmd *cobra.Command) *kvFlags {
+	kv := &kvFlags{rawFirst: unset}
+	f := cmd.Flags()
+	f.StringVar(&kv.preset, "preset", defaultPreset, "formats by what they are for: "+presetNames())
+	f.Var(formatFlag{&kv.keys}, "key-type", "format of keys: "+list(codec.KeyFormats())+" (default the preset's)")
+	f.Var(formatFlag{&kv.values}, "value-type", "format of values: "+list(codec.ValueFormats())+", or the bits of groups alone (default the preset's)")
+	f.StringVar(&kv.centred, "centred", "", "what is centred, of row codes: keys, values, both or none (default keys)")
+	f.Var(countFlag{&kv.rawFirst}, "raw-first", "tokens at the beginning to copy bit for bit (default 4 with a row code, otherwise 0)")
+	f.Var(countFlag{&kv.rawLast}, "raw-last", "tokens at the end to copy bit for bit (default 0)")
+	f.IntVar(&kv.params.Group, "group", 32, "elements that share a scale, in types of groups: 32 or 64")
+	f.TextVar(&kv.params.ScaleType, "scale-type", codec.F16, "type of scales and zero points of groups: f16, bf16 or f32")
+	f.TextVar(&kv.params.Policy, "policy", codec.Finite, "what to do with groups that the format cannot hold: finite or compat")
+	f.TextVar(&kv.params.Scale, "scale-rule", codec.RMS, "how to choose the scales of groups of values: rms or search (slower, less error)")
+	return kv
+}
+
+// readCentres reads a file of centres.
+func readCentres(path string) (map[string]codec.Centre, error) {
+	if err := noStreams(path); err != nil {
+		return nil, err
+	}
+	in, err := openSource(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	c, err := snapshot.ReadCentres(in, in.size)
+	if err != nil {
+		return nil, named(path, err)
+	}
+	return c, nil
 }
 
 // list returns names for a help text.
