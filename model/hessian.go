@@ -162,7 +162,7 @@ func checkHessian(ctx context.Context, t safetensors.Info, data []byte) error {
 // the element, or ctx.Err() soon after ctx ends.
 func (p *Plan) CheckHessians(ctx context.Context) error {
 	for _, t := range p.Tensors {
-		if !t.Hessian || t.Part != p.opts.Part {
+		if !t.Hessian || p.opts.Parts > 0 && t.Part != p.opts.Part {
 			continue
 		}
 		data := make([]byte, t.hess.Size)
@@ -207,7 +207,6 @@ func (f *feedback) Encode(ctx context.Context, dst *trellis.Matrix, recon, x cod
 	defer f.mu.Unlock()
 	f.report.ProxyLoss += rep.ProxyLoss
 	f.report.UnweightedLoss += rep.UnweightedLoss
-	f.report.Rows += rep.Rows
 	f.report.FellBackRows += rep.FellBackRows
 	return nil
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -94,7 +96,9 @@ func TestHessian(t *testing.T) {
 			t.Fatal(err)
 		}
 		var want trellis.Matrix
-		report, err := f.Encode(context.Background(), &want, nil, values(x.w), p, trellis.Geometry{Axis: axis, Out: x.w.shape[0], In: x.w.shape[1]}, ldlq.Run{Blocks: singly{e}})
+		weights := values(x.w)
+		recon := make([]float32, len(weights))
+		report, err := f.Encode(context.Background(), &want, recon, weights, p, trellis.Geometry{Axis: axis, Out: x.w.shape[0], In: x.w.shape[1]}, ldlq.Run{Blocks: singly{e}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,6 +117,14 @@ func TestHessian(t *testing.T) {
 			}
 		}
 		n += len(want.Codes) + len(want.Scales)
+		var errs, energy float64
+		for j, v := range weights {
+			errs += math.Pow(float64(recon[j])-float64(v), 2)
+			energy += math.Pow(float64(v), 2)
+		}
+		if got := r.Tensors[i].Error; math.Abs(got*energy/errs-1) > 1e-9 {
+			t.Errorf("%s: error %v, want %v", x.w.name, got, errs/energy)
+		}
 		ratio := report.ProxyLoss / report.UnweightedLoss
 		if g := r.Tensors[i]; !g.Hessian || math.Abs(g.ProxyLoss/ratio-1) > 1e-9 || g.ProxyLoss > 0.95 || g.FellBackRows != report.FellBackRows {
 			t.Errorf("%+v, want a proxy loss of %v", g, ratio)
@@ -216,6 +228,71 @@ func TestHessianIndefinite(t *testing.T) {
 	r, err := plan(t, in, hessianOpts(t, h)).Encode(context.Background(), out, forced())
 	if err != nil || r.Resumed != 1 {
 		t.Errorf("%d resumed: %v", r.Resumed, err)
+	}
+}
+
+// A matrix of zeros loses nothing with or without feedback.
+func TestHessianZeros(t *testing.T) {
+	dir := t.TempDir()
+	in, out, h := filepath.Join(dir, "in"), filepath.Join(dir, "out"), filepath.Join(dir, "h")
+	zeros := normal("q.weight", "F32", 4, 64)
+	clear(zeros.data)
+	writeFile(t, in, nil, zeros)
+	writeFile(t, h, nil, gram("q.weight.hessian", 64))
+	if r := encode(t, in, out, hessianOpts(t, h)).Tensors[0]; r.ProxyLoss != 0 || r.Error != 0 || !r.Hessian {
+		t.Errorf("%+v", r)
+	}
+}
+
+// The largest Hessian is of order ldlq.MaxN. Its file has holes for data.
+func TestHessianOrder(t *testing.T) {
+	for n, ok := range map[int]bool{ldlq.MaxN: true, ldlq.MaxN + 1: false} {
+		dir := t.TempDir()
+		in, h := filepath.Join(dir, "in"), filepath.Join(dir, "h")
+		writeFile(t, in, nil, normal("q.weight", "BF16", 32, n))
+		header := fmt.Sprintf(`{"q.weight.hessian":{"dtype":"F16","shape":[%d,%d],"data_offsets":[0,%d]}}`, n, n, 2*n*n)
+		put(t, h, string(binary.LittleEndian.AppendUint64(nil, uint64(len(header))))+header)
+		if err := os.Truncate(h, int64(8+len(header)+2*n*n)); err != nil {
+			t.Skip(err)
+		}
+		_, err := PlanEncode(open(t, in), hessianOpts(t, h))
+		if ok != (err == nil) || !ok && !strings.Contains(err.Error(), `"q.weight": cannot be coded: a Hessian of order 32769, want at most 32768`) {
+			t.Errorf("order %d: %v", n, err)
+		}
+	}
+}
+
+// looks is a context that counts how often it is asked whether it has ended, which it has from a time on.
+type looks struct {
+	context.Context
+	n, end int
+}
+
+func (l *looks) Err() error {
+	if l.n++; l.n >= l.end {
+		return context.Canceled
+	}
+	return nil
+}
+
+// Long loops over a tensor's elements look at the context every copyBytes elements.
+func TestLooks(t *testing.T) {
+	const n = 2*copyBytes + 1
+	x := safetensors.Info{Name: "h", DType: "BF16", Shape: []int{n, 1}}
+	data := make([]byte, 2*n)
+	w := &weights{name: "w", g: trellis.Geometry{Axis: 1, Out: n, In: 1}, dtype: codec.BF16}
+	for name, f := range map[string]func(context.Context) error{
+		"floats": func(ctx context.Context) error { _, err := floats(ctx, x, data); return err },
+		"check":  func(ctx context.Context) error { return w.check(ctx, data, opts().Params) },
+	} {
+		ctx := &looks{context.Background(), 0, 4}
+		if err := f(ctx); err != nil || ctx.n != 3 {
+			t.Errorf("%s: %d looks, want 3 (%v)", name, ctx.n, err)
+		}
+		ctx = &looks{context.Background(), 0, 3}
+		if err := f(ctx); err != context.Canceled {
+			t.Errorf("%s: %v, want context.Canceled", name, err)
+		}
 	}
 }
 
