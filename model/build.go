@@ -110,6 +110,7 @@ type build struct {
 	keep     []string            // paths that out must not be or hold
 	origins  []origin            // what is read beside links
 	sources  []*safetensors.File // opened for this build alone
+	twice    []string            // what of links holds tensors of the model's names
 	plan     *Plan               // of an encoding
 	jobs     []job
 	parallel int // jobs at a time
@@ -159,9 +160,9 @@ func (b *build) run(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, p.failed(err)
 	}
-	result := Result{Tensors: results, Resumed: len(p.finished)}
+	result := Result{Tensors: results, Resumed: len(p.finished), Twice: b.twice}
 	if b.plan != nil {
-		result.Passed, result.NoHessian, result.UnusedHessians, result.Twice = b.plan.Passed, b.plan.NoHessian, b.plan.UnusedHessians, b.plan.Twice
+		result.Passed, result.NoHessian, result.UnusedHessians = b.plan.Passed, b.plan.NoHessian, b.plan.UnusedHessians
 	}
 	for _, f := range b.files {
 		result.Copied += len(f.copies)

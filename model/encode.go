@@ -247,7 +247,7 @@ type RunOptions struct {
 	Progress func(Progress) // called by one goroutine at a time, if not nil
 
 	// Twice copies further *.safetensors with tensors of the model's names, such as a stale single file beside
-	// shards. Readers may take them for the model, so without it they are an ErrModel.
+	// shards. Readers may take them for the model, so without it they are an ErrTwice.
 	Twice bool
 }
 
@@ -406,10 +406,10 @@ func (b *build) layout() string {
 // further files.
 func (m *Model) start(out string, run RunOptions, twice []string) (*build, error) {
 	if len(twice) > 0 && !run.Twice {
-		return nil, fmt.Errorf("%w: %s; readers may take it for the model, so move it away, or ask for it to be copied", ErrModel, strings.Join(twice, "; "))
+		return nil, fmt.Errorf("%w: %s; readers may take it for the model, so move it away", ErrTwice, strings.Join(twice, "; "))
 	}
 	b := &build{
-		given: out, out: filepath.Clean(out), dir: m.dir, force: run.Force, parallel: run.Jobs, report: run.Progress,
+		twice: twice, given: out, out: filepath.Clean(out), dir: m.dir, force: run.Force, parallel: run.Jobs, report: run.Progress,
 		texts: map[string][]byte{}, links: map[string]origin{}, origins: slices.Clone(m.origins),
 	}
 	for _, f := range m.others {

@@ -33,6 +33,8 @@ var (
 	// ErrModel reports a directory or file that is not a model, lacks a part of
 	// one, or has a part twice.
 	ErrModel = errors.New("not a model")
+	// ErrTwice, an ErrModel, reports *.safetensors beside the model that hold tensors of the model's names.
+	ErrTwice = fmt.Errorf("%w of one meaning", ErrModel)
 	// ErrTensor reports a tensor that cannot be coded as asked.
 	ErrTensor = errors.New("cannot be coded")
 	// ErrSelection reports names or patterns that select nothing.

@@ -233,7 +233,7 @@ func TestUnlistedTensor(t *testing.T) {
 // A file beside the shards that holds tensors of the model's names is refused, or carried along if asked for.
 func TestTwice(t *testing.T) {
 	src, out := "testdata/single-and-shards", filepath.Join(t.TempDir(), "out")
-	refused(t, src, out, all(), run(), ErrModel, `model.safetensors holds a tensor "a.weight" too, which the model has in model-00001-of-00001.safetensors`)
+	refused(t, src, out, all(), run(), ErrTwice, `model.safetensors holds a tensor "a.weight" too, which the model has in model-00001-of-00001.safetensors`)
 	p := plan(t, src, all())
 	if err := p.Check(out, run()); !errors.Is(err, ErrModel) || len(p.Twice) != 1 {
 		t.Errorf("checked: %v, %v", err, p.Twice)
@@ -250,8 +250,11 @@ func TestTwice(t *testing.T) {
 	if _, err := m.Decode(context.Background(), out+"-back", codec.F32, run()); !errors.Is(err, ErrModel) {
 		t.Errorf("decoding: %v", err)
 	}
-	if _, err := m.Decode(context.Background(), out+"-back", codec.F32, r); err != nil {
-		t.Error(err)
+	if result, err := m.Decode(context.Background(), out+"-back", codec.F32, r); err != nil || len(result.Twice) != 1 {
+		t.Error(result, err)
+	}
+	if got, want := tree(t, out+"-back")[singleName], tree(t, src)[singleName]; got != want {
+		t.Error("the further file was changed by decoding")
 	}
 
 	// A shard that no index names.

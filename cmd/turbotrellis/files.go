@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turbotrellis/turbotrellis/internal/atomicfile"
+	"github.com/turbotrellis/turbotrellis/model"
 )
 
 // source is a file that is read from anywhere in it.
@@ -136,10 +137,10 @@ func convert(cmd *cobra.Command, in, out string, force bool, work func(io.Writer
 	} else {
 		f, err := atomicfile.Create(out, atomicfile.Options{Force: force})
 		if err != nil {
-			return existing(err)
+			return advised(err)
 		}
 		w = f
-		finish = func() error { return existing(f.Commit()) }
+		finish = func() error { return advised(f.Commit()) }
 		defer cleanups.add(func() { f.Close() })()
 	}
 	defer w.Close()
@@ -217,10 +218,13 @@ func (w whileRunning) WriteAt(p []byte, off int64) (int, error) {
 	return w.WriterAt.WriteAt(p, off)
 }
 
-// existing adds to an error about an existing output how to replace it.
-func existing(err error) error {
+// advised adds to an error the flag that permits what was refused.
+func advised(err error) error {
 	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%w (use --force to replace it)", err)
+	}
+	if errors.Is(err, model.ErrTwice) {
+		return fmt.Errorf("%w (use --copy-duplicates to copy it)", err)
 	}
 	return err
 }

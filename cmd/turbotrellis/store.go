@@ -122,13 +122,13 @@ func newStoreGet() *cobra.Command {
 			}
 			f, err := atomicfile.Create(args[2], atomicfile.Options{Force: force})
 			if err != nil {
-				return existing(err)
+				return advised(err)
 			}
 			defer f.Close()
 			if _, err := f.Write(frame); err != nil {
 				return err
 			}
-			return existing(f.Commit())
+			return advised(f.Commit())
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "replace an existing OUT")

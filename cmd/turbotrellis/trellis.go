@@ -141,7 +141,7 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 			return err
 		}
 		if err := plan.Check(args[1], run); err != nil {
-			return existing(err)
+			return advised(err)
 		}
 		printNotes(cmd.ErrOrStderr(), plan)
 		if e.dryRun {
@@ -158,7 +158,7 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 		run.Backend = b
 		r, err := plan.Encode(cmd.Context(), args[1], run)
 		if err != nil {
-			return existing(err)
+			return advised(err)
 		}
 		bar.done()
 		result := trellisResult{args[1], b.Name(), r}
@@ -216,19 +216,23 @@ func (e *encodeFlags) encodeOptions() (model.EncodeOptions, error) {
 
 // printNotes says what a user may have expected to be coded, or coded otherwise.
 func printNotes(w io.Writer, p *model.Plan) {
-	note := func(what string, names []string) {
-		if n := len(names); n > 0 {
-			more := ""
-			if n > 3 {
-				names, more = names[:3], fmt.Sprintf(" and %d more", n-3)
-			}
-			fmt.Fprintf(w, "note: %s: %s%s\n", what, printable(strings.Join(names, ", ")), more)
+	printNote(w, "matched, but copied, as these are not matrices called <base>.weight", p.Passed)
+	printNote(w, "coded without a Hessian", p.NoHessian)
+	printNote(w, "Hessians of no selected matrix", p.UnusedHessians)
+	printNote(w, copiedAsAsked, p.Twice)
+}
+
+const copiedAsAsked = "copied as asked"
+
+// printNote prints the first of the names that something is true of, if any.
+func printNote(w io.Writer, what string, names []string) {
+	if n := len(names); n > 0 {
+		more := ""
+		if n > 3 {
+			names, more = names[:3], fmt.Sprintf(" and %d more", n-3)
 		}
+		fmt.Fprintf(w, "note: %s: %s%s\n", what, printable(strings.Join(names, ", ")), more)
 	}
-	note("matched, but copied, as these are not matrices called <base>.weight", p.Passed)
-	note("coded without a Hessian", p.NoHessian)
-	note("Hessians of no selected matrix", p.UnusedHessians)
-	note("copied as asked", p.Twice)
 }
 
 // printPlan prints what trellis encode would do.
@@ -312,9 +316,10 @@ file, under the names that they had. OUT becomes what IN is.`,
 		run.Backend = b
 		result, err := m.Decode(cmd.Context(), args[1], dtype, run)
 		if err != nil {
-			return existing(err)
+			return advised(err)
 		}
 		bar.done()
+		printNote(cmd.ErrOrStderr(), copiedAsAsked, result.Twice)
 		printed := trellisResult{args[1], b.Name(), result}
 		return emit(cmd.OutOrStdout(), r.asJSON, printed, printed.text)
 	}
@@ -347,7 +352,7 @@ bytes that one run writes.`,
 		defer bar.done()
 		r, err := model.Merge(cmd.Context(), args[:len(args)-1], out, model.RunOptions{Force: force, Progress: bar.update})
 		if err != nil {
-			return existing(err)
+			return advised(err)
 		}
 		bar.done()
 		return emit(cmd.OutOrStdout(), asJSON, trellisResult{Output: out, Result: r}, func(w io.Writer) error {
