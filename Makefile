@@ -1,7 +1,7 @@
 # Everything that CI does has a target here; CI calls only these. CONTRIBUTING.md
 # has a table of the environment variables.
 .DEFAULT_GOAL := help
-.PHONY: help build test race vet typecheck fma fuzz targets hostmetal metal metal-all cuda-check conformance-cuda msl darwin metallib reader-check mutate bench bench-compare bench-peers cpu-levels nightly clean
+.PHONY: help build test race vet typecheck fma fuzz targets hostmetal metal metal-all cuda-check conformance-cuda msl darwin metallib reader-check mlx-check mutate bench bench-compare bench-peers cpu-levels nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -126,6 +126,9 @@ metallib: ## on a Mac with Xcode: compile the shaders into build/metallib
 reader-check: ## the reader in Python, written from docs/ alone, against the command
 	internal/tools/reader/check.sh build/reader
 
+mlx-check: ## affine weights against MLX and mlx-lm from PyPI, on Linux
+	internal/tools/mlx/check.sh build/mlx
+
 mutate: ## mistakes at random places that the tests must find
 	go run ./internal/tools/mutate $(MUTATE)
 
@@ -143,7 +146,7 @@ cpu-levels: ## codec/cpu with vector kernels: every level that LEVELS names has 
 LEVELS := scalar,avx2
 
 nightly: export TURBOTRELLIS_LONG = 1
-nightly: vet typecheck msl cuda-check reader-check race metal-all ## the long form of everything: hours
+nightly: vet typecheck msl cuda-check reader-check mlx-check race metal-all ## the long form of everything: hours
 	GOARCH=386 go vet ./...
 	for os in windows freebsd plan9; do GOOS=$$os GOARCH=amd64 go vet ./... || exit; done
 	GOOS=wasip1 GOARCH=wasm go vet ./...

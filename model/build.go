@@ -24,6 +24,7 @@ type TensorResult struct {
 	Name        string  `json:"name"`
 	Shape       []int   `json:"shape"`
 	Bits        int     `json:"bits"`
+	GroupSize   int     `json:"group_size,omitempty"` // of affine rows
 	Axis        int     `json:"axis"`
 	SourceBytes int64   `json:"source_bytes"`
 	Bytes       int64   `json:"bytes"`

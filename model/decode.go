@@ -4,171 +4,136 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
-	"strings"
+	"slices"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
 )
 
-// Decode writes the model with every coded matrix restored to <base>.weight in
-// the given type, which is rounded to once. The entries go; all else stays.
+// Decode writes the model with every trellis-coded matrix restored to
+// <base>.weight in the given type, which is rounded to once. Their entries go;
+// all else stays.
 func (m *Model) Decode(ctx context.Context, out string, dtype codec.DType, run RunOptions) (Result, error) {
 	if run.Backend == nil {
 		return Result{}, fmt.Errorf("%w: no backend", codec.ErrUnavailable)
-	}
-	b, err := m.buildDecode(out, dtype, run)
-	if err != nil {
-		return Result{}, err
-	}
-	return b.run(ctx)
-}
-
-func (m *Model) buildDecode(out string, dtype codec.DType, run RunOptions) (*build, error) {
-	if len(m.coded) == 0 {
-		return nil, fmt.Errorf("%w: %s has no trellis-coded weights", ErrSelection, m.path)
-	}
-	if dtype.Size() == 0 {
-		return nil, fmt.Errorf("%w: %v", codec.ErrDType, dtype)
-	}
-	b, err := m.start(out, run, m.twice())
-	if err != nil {
-		return nil, err
-	}
-	b.verb = Decoding
-	e := newEncoder(run)
-	for i, f := range m.files {
-		o := outFile{name: f.name, meta: f.Metadata(), copies: map[string]*safetensors.File{}}
-		for _, t := range f.Tensors() {
-			if !m.codes(i, t.Name) {
-				o.infos = append(o.infos, t)
-				o.copies[t.Name] = f.File
-				continue
-			}
-			if base, suffix := cutSuffix(t.Name); suffix == weightSuffix {
-				c := m.coded[m.isBase[base]]
-				o.infos = append(o.infos, safetensors.Info{Name: t.Name, DType: safetensors.DTypeOf(dtype), Shape: []int{c.Geometry.Out, c.Geometry.In}})
-				j, err := e.decodeJob(m, i, c, dtype)
-				if err != nil {
-					return nil, fmt.Errorf("matrix %q: %w", c.Base, err)
-				}
-				b.jobs = append(b.jobs, j)
-			}
-		}
-		wideFirst(o.infos)
-		b.files = append(b.files, o)
-	}
-	if err := m.dropEntries(b); err != nil {
-		return nil, err
-	}
-	b.options = strings.TrimSpace(string(marshal(struct {
-		Decode string `json:"decode"`
-		Plan   string `json:"plan"`
-	}{dtype.String(), b.layout()})))
-	return b, nil
-}
-
-func cutSuffix(name string) (base, suffix string) {
-	for _, s := range []string{weightSuffix, scalesSuffix} {
-		if base, ok := strings.CutSuffix(name, s); ok {
-			return base, s
-		}
-	}
-	return name, ""
-}
-
-// dropEntries removes what names the coded matrices.
-func (m *Model) dropEntries(b *build) error {
-	q, err := m.quantization()
-	if err != nil {
-		return err
-	}
-	o, err := parseObject(q)
-	if err != nil {
-		return err
-	}
-	isCoded := func(key string) bool { _, ok := m.isBase[key]; return ok }
-	all := len(o.members) == len(m.coded)
-	rest := o.without(isCoded)
-	if !m.dir {
-		meta := maps.Clone(b.files[0].meta)
-		delete(meta, quantizationKey)
-		if !all {
-			meta[quantizationKey] = string(rest)
-		}
-		b.files[0].meta = meta
-		return nil
-	}
-	config, err := parseObject(m.config)
-	if err != nil {
-		return err
-	}
-	if all {
-		b.texts[configName] = config.without(func(key string) bool { return key == quantizationKey })
-	} else {
-		at := config.find(quantizationKey)
-		b.texts[configName] = splice(config.text, []edit{{at.value, at.stop, rest}})
-	}
-	if m.index == nil {
-		return nil
 	}
 	var bases []string
 	for _, c := range m.coded {
 		bases = append(bases, c.Base)
 	}
-	b.texts[indexName], err = editIndex(m.index, bases, b.files, false)
-	return err
+	if len(bases) > 0 && dtype == 0 {
+		return Result{}, fmt.Errorf("%w: %v", codec.ErrDType, dtype)
+	}
+	return m.restore(ctx, out, dtype, run, bases, "trellis-coded weights")
 }
 
-func (e *encoder) decodeJob(m *Model, file int, c Coded, dtype codec.DType) (job, error) {
-	g, size := c.Geometry, dtype.Size()
-	k, err := e.codec(c.Params)
+// DecodeAffine writes the model with every matrix of affine rows restored to
+// <base>.weight in its own type, or, where dtype is not 0, rounded once more to
+// that. What quantization says of them goes; all else stays.
+func (m *Model) DecodeAffine(ctx context.Context, out string, dtype codec.DType, run RunOptions) (Result, error) {
+	if run.Backend == nil {
+		return Result{}, fmt.Errorf("%w: no backend", codec.ErrUnavailable)
+	}
+	var bases []string
+	for _, a := range m.affine {
+		bases = append(bases, a.Base)
+	}
+	return m.restore(ctx, out, dtype, run, bases, "affine weights")
+}
+
+func (m *Model) restore(ctx context.Context, out string, dtype codec.DType, run RunOptions, bases []string, what string) (Result, error) {
+	if len(bases) == 0 {
+		return Result{}, fmt.Errorf("%w: %s has no %s", ErrSelection, m.path, what)
+	}
+	if dtype != 0 && dtype.Size() == 0 {
+		return Result{}, fmt.Errorf("%w: %v", codec.ErrDType, dtype)
+	}
+	e := newEncoder(run)
+	changes := map[string]change{}
+	for _, base := range bases {
+		t, _ := m.find(base, dtype)
+		j, err := e.decodeJob(t)
+		if err != nil {
+			return Result{}, fmt.Errorf("matrix %q: %w", base, err)
+		}
+		changes[base] = change{[]safetensors.Info{{Name: t.name, DType: safetensors.DTypeOf(t.dtype), Shape: t.shape}}, j}
+	}
+	b, err := m.rewrite(out, run, m.twice(), changes, nil)
 	if err != nil {
+		return Result{}, err
+	}
+	b.verb = Decoding
+	b.options = line(struct {
+		Decode string `json:"decode"`
+		Plan   string `json:"plan"`
+	}{dtypeText(dtype), b.layout()})
+	return b.run(ctx)
+}
+
+func dtypeText(t codec.DType) string {
+	if t == 0 {
+		return "as stored"
+	}
+	return t.String()
+}
+
+func (e *encoder) decodeJob(t stored) (job, error) {
+	if err := t.fits(); err != nil {
 		return job{}, err
 	}
+	if err := e.codecs(&t); err != nil {
+		return job{}, err
+	}
+	e.largest = max(e.largest, t.bytes())
+	weights := count(t.shape)
+	r := TensorResult{Name: t.name, Shape: t.shape, Axis: 1, SourceBytes: t.size(), Bytes: t.bytes()}
+	if t.trellis != nil {
+		r.Bits, r.Axis = t.trellis.Params.K, t.trellis.Geometry.Axis
+	} else {
+		r.Bits, r.GroupSize = t.affine.Format.Bits, t.affine.Format.Group
+	}
+	read := func(ctx context.Context, s *scratch) ([][]byte, string, error) {
+		parts, err := e.read(ctx, &t, s)
+		if err != nil {
+			return nil, "", err
+		}
+		sum, err := digest(ctx, parts...)
+		return parts, sum, err
+	}
 	return job{
-		name: c.Base + weightSuffix, file: file, weights: c.Weights(),
-		outs: []string{c.Base + weightSuffix},
+		name: t.name, weights: weights, outs: []string{t.name},
 		check: func(ctx context.Context, done func(int64)) (string, error) {
-			data, err := m.read(ctx, c)
-			if err != nil {
-				return "", err
-			}
-			done(c.Weights())
-			return digest(ctx, data[0], data[1])
-		},
-		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
-			data, err := m.read(ctx, c)
-			if err != nil {
-				return TensorResult{}, err
-			}
-			switch now, err := digest(ctx, data[0], data[1]); {
-			case err != nil:
-				return TensorResult{}, err
-			case now != sum:
-				return TensorResult{}, fmt.Errorf("%w: matrix %q", ErrChanged, c.Base)
-			}
-			t := c.matrix(data)
 			s := <-e.scratch
 			defer func() { e.scratch <- s }()
-			s.data = sized(s.data, g.Out*g.In*size)
-			err = e.feed.rows(ctx, s.slots, g.Out, g.In*size, 1, func(_ context.Context, _ *slot, r span) error {
-				x := codec.Tensor{DType: dtype, Shape: []int{r.rows, g.In}, Data: s.data[r.first*g.In*size:][:r.rows*g.In*size]}
-				if err := k.Decode(x, t, r.first); err != nil {
-					return fmt.Errorf("matrix %q: %w", c.Base, err)
-				}
-				done(int64(r.rows) * int64(g.In))
-				return nil
-			})
+			_, sum, err := read(ctx, s)
+			if err == nil {
+				done(weights)
+			}
+			return sum, err
+		},
+		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
+			s := <-e.scratch
+			defer func() { e.scratch <- s }()
+			parts, now, err := read(ctx, s)
 			if err != nil {
 				return TensorResult{}, err
 			}
-			r := TensorResult{
-				Name: c.Base + weightSuffix, Shape: []int{g.Out, g.In}, Bits: c.Params.K, Axis: g.Axis,
-				SourceBytes: c.Bytes(), Bytes: int64(len(s.data)),
+			if now != sum {
+				return TensorResult{}, fmt.Errorf("%w: matrix %q", ErrChanged, t.name)
 			}
-			_, err = dst[0].Write(s.data)
-			return r, err
+			if err := e.decode(ctx, &t, parts, s, done); err != nil {
+				return TensorResult{}, err
+			}
+			return r, inPieces(dst[0], s.data)
 		},
 	}, nil
+}
+
+func inPieces(w io.Writer, data []byte) error {
+	for piece := range slices.Chunk(data, copyBytes) {
+		if _, err := w.Write(piece); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -16,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/internal/f32"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
@@ -53,6 +55,7 @@ type Planned struct {
 	DType       string  `json:"dtype"`
 	Shape       []int   `json:"shape"`
 	Bits        int     `json:"bits"`
+	GroupSize   int     `json:"group_size,omitempty"` // of affine rows
 	Axis        int     `json:"axis"`
 	SourceBytes int64   `json:"source_bytes"`
 	Bytes       int64   `json:"bytes"`
@@ -60,20 +63,25 @@ type Planned struct {
 	Hessian     bool    `json:"hessian"`         // it is coded with feedback
 	Part        int     `json:"part,omitempty"`  // the part that codes it
 
-	file   int
+	from   stored
 	params trellis.Params
 	geom   trellis.Geometry
-	info   safetensors.Info
 	hess   safetensors.Info
+	rows   Affine // what it becomes, in an affine plan
 }
 
 // Weights returns the number of weights.
-func (p Planned) Weights() int64 { return int64(p.geom.Out) * int64(p.geom.In) }
+func (p Planned) Weights() int64 {
+	if p.Shape == nil {
+		return 0 // the zero value
+	}
+	return count(p.Shape)
+}
 
 // Plan is what an encoding will do. It is decided before any weight is read.
 type Plan struct {
 	Tensors []Planned // in the order of the files and their data
-	Passed  []string  // matched, but not matrices called <base>.weight
+	Passed  []string  // matched, but not matrices called <base>.weight, or not of whole groups
 	Copied  int       // tensors that are copied, Passed among them
 	Files   []string  // further files that are copied
 	Twice   []string  // of Files, those with tensors of the model's names, and why
@@ -82,8 +90,9 @@ type Plan struct {
 	NoHessian      []string // matrices that are coded without one
 	UnusedHessians []string // Hessians that belong to no selected matrix
 
-	model *Model
-	opts  EncodeOptions
+	model  *Model
+	opts   EncodeOptions
+	affine *AffineOptions // of an affine plan
 }
 
 // PlanEncode decides which tensors of m will be coded and how. Errors wrap
@@ -99,37 +108,69 @@ func PlanEncode(m *Model, o EncodeOptions) (*Plan, error) {
 	if o.Bits, err = o.Bits.compiled(); err != nil {
 		return nil, err
 	}
-	p := &Plan{model: m, opts: o, Twice: m.twice()}
-	for _, f := range m.others {
-		p.Files = append(p.Files, f.name)
+	if err := m.unquantized(len(m.coded) > 0, len(m.affine) > 0); err != nil {
+		return nil, err
 	}
-	if err := p.make(); err != nil {
+	p := &Plan{model: m, opts: o}
+	if err := p.make(p.plan); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-func (p *Plan) make() error {
+// errPassed says that a matrix is not one to code; it is copied.
+var errPassed = errors.New("copied")
+
+// make plans the matrices that the options select, each by plan.
+func (p *Plan) make(plan func(from stored, base string, file int) (Planned, error)) error {
 	m := p.model
-	if err := m.unquantized(); err != nil {
-		return err
+	p.Twice = m.twice()
+	for _, f := range m.others {
+		p.Files = append(p.Files, f.name)
 	}
+	selected := map[string]bool{}
 	for i, f := range m.files {
 		for _, t := range f.Tensors() {
-			if !m.has(i, t.Name) || !p.opts.Tensors.MatchString(t.Name) {
-				p.Copied++
+			base, isWeight := strings.CutSuffix(t.Name, weightSuffix)
+			if !m.has(i, t.Name) || !p.opts.Tensors.MatchString(t.Name) || m.codes(i, t.Name) && !isWeight {
 				continue
 			}
-			if len(t.Shape) != 2 || !strings.HasSuffix(t.Name, weightSuffix) {
-				p.Passed = append(p.Passed, t.Name)
-				p.Copied++
+			pass := func() { p.Passed = append(p.Passed, t.Name) }
+			dims := len(t.Shape)
+			if j, ok := m.isBase[base]; ok && m.coded[j].Geometry.Interleaved {
+				dims = 2
+			}
+			if dims != 2 || !isWeight {
+				if p.affine == nil || p.affine.Tensors != nil { // it was asked for
+					pass()
+				}
 				continue
 			}
-			planned, err := p.plan(i, t)
+			from, ok := m.find(base, p.dtype())
+			if !ok {
+				return fmt.Errorf("tensor %q: %w: elements of type %s, want F32, F16 or BF16", t.Name, ErrTensor, t.DType)
+			}
+			planned, err := plan(from, base, i)
+			if err == errPassed {
+				pass()
+				continue
+			}
 			if err != nil {
 				return fmt.Errorf("tensor %q: %w", t.Name, err)
 			}
 			p.Tensors = append(p.Tensors, planned)
+			selected[base] = true
+		}
+	}
+	for i, f := range m.files {
+		for _, t := range f.Tensors() {
+			base, ok := m.owner[t.Name]
+			if !ok {
+				base = strings.TrimSuffix(t.Name, weightSuffix)
+			}
+			if !m.has(i, t.Name) || !selected[base] || !ok && base == t.Name {
+				p.Copied++
+			}
 		}
 	}
 	if len(p.Tensors) == 0 {
@@ -163,10 +204,23 @@ func (p *Plan) make() error {
 	return p.opts.Bits.unused(p.Tensors)
 }
 
-// unquantized refuses a model that says that it is quantised.
-func (m *Model) unquantized() error {
-	keys := []string{quantizationKey, "quantization_config"}
+// dtype is the type that matrices are coded in, 0 for their own.
+func (p *Plan) dtype() codec.DType {
+	if p.affine != nil {
+		return p.affine.DType
+	}
+	return 0
+}
+
+// unquantized refuses a model that says that it is quantised, unless that is about matrices of the other kind alone,
+// which can be converted.
+func (m *Model) unquantized(as, other bool) error {
+	convertible := other && !as
+	keys := []string{quantizationKey, configKey}
 	if !m.dir {
+		if convertible {
+			keys = keys[1:]
+		}
 		meta := m.Metadata()
 		for _, key := range keys {
 			if _, ok := meta[key]; ok {
@@ -179,6 +233,11 @@ func (m *Model) unquantized() error {
 	if err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrModel, configName, err)
 	}
+	if convertible {
+		if keys = keys[1:]; m.copied(o) {
+			return nil
+		}
+	}
 	for _, key := range keys {
 		if o.find(key) != nil {
 			return fmt.Errorf("%w: %s has %q", ErrQuantized, configName, key)
@@ -187,14 +246,23 @@ func (m *Model) unquantized() error {
 	return nil
 }
 
-func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
-	if _, ok := t.DType.Float(); !ok {
-		return Planned{}, fmt.Errorf("%w: elements of type %s, want F32, F16 or BF16", ErrTensor, t.DType)
+// free refuses names that the coded form of a plain matrix takes.
+func (m *Model) free(from stored, base string, file int, suffixes ...string) error {
+	if from.trellis != nil || from.affine != nil {
+		return nil
 	}
-	base := strings.TrimSuffix(t.Name, weightSuffix)
-	_, _, listed := p.model.lookup(base + scalesSuffix)
-	if _, there := p.model.files[file].Lookup(base + scalesSuffix); listed || there {
-		return Planned{}, fmt.Errorf("%w: there is a tensor %q", ErrQuantized, base+scalesSuffix)
+	for _, suffix := range suffixes {
+		_, _, listed := m.lookup(base + suffix)
+		if _, there := m.files[file].Lookup(base + suffix); listed || there {
+			return fmt.Errorf("%w: there is a tensor %q", ErrQuantized, base+suffix)
+		}
+	}
+	return nil
+}
+
+func (p *Plan) plan(from stored, base string, file int) (Planned, error) {
+	if err := p.model.free(from, base, file, scalesSuffix); err != nil {
+		return Planned{}, err
 	}
 	params := p.opts.Params
 	params.K = p.opts.Bits.bits(base, params.K)
@@ -207,7 +275,7 @@ func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
 	if err := params.ValidateEncoder(); err != nil {
 		return Planned{}, err
 	}
-	g := trellis.Geometry{Axis: p.opts.Axis, Out: t.Shape[0], In: t.Shape[1]}
+	g := trellis.Geometry{Axis: p.opts.Axis, Out: from.shape[0], In: from.shape[1]}
 	if g.Axis == AutoAxis {
 		switch {
 		case g.In%params.T == 0:
@@ -225,17 +293,17 @@ func (p *Plan) plan(file int, t safetensors.Info) (Planned, error) {
 	var weighed bool
 	if h := p.opts.Hessians; h != nil {
 		var err error
-		if hess, weighed, err = h.find(t.Name, g.In); err != nil {
+		if hess, weighed, err = h.find(from.name, g.In); err != nil {
 			return Planned{}, err
 		}
 	}
 	c := Coded{base, params, g}
 	return Planned{
-		Name: t.Name, File: p.model.files[file].name, DType: string(t.DType), Shape: t.Shape,
-		Bits: params.K, Axis: g.Axis, SourceBytes: t.Size, Bytes: c.Bytes(),
+		Name: from.name, File: p.model.files[file].name, DType: string(safetensors.DTypeOf(from.dtype)), Shape: from.shape,
+		Bits: params.K, Axis: g.Axis, SourceBytes: from.size(), Bytes: c.Bytes(),
 		PerWeight: 8 * float64(c.Bytes()) / float64(max(1, c.Weights())),
 		Hessian:   weighed,
-		file:      file, params: params, geom: g, info: t, hess: hess,
+		from:      from, params: params, geom: g, hess: hess,
 	}, nil
 }
 
@@ -286,75 +354,32 @@ func (p *Plan) build(out string, run RunOptions) (*build, error) {
 	if m == nil {
 		return nil, fmt.Errorf("%w: the plan is not PlanEncode's", ErrModel)
 	}
-	b, err := m.start(out, run, p.Twice)
+	e := newEncoder(run)
+	e.hessians = p.opts.Hessians
+	changes := map[string]change{}
+	var entries []newEntry
+	if p.affine != nil {
+		entries = p.affine.entries()
+	}
+	for _, t := range p.Tensors {
+		base := strings.TrimSuffix(t.Name, weightSuffix)
+		j, to, entry, err := p.change(e, t, base)
+		if err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		changes[base] = change{to, j}
+		if entry != nil {
+			entries = append(entries, newEntry{base, entry})
+		}
+	}
+	b, err := m.rewrite(out, run, p.Twice, changes, entries)
 	if err != nil {
 		return nil, err
 	}
 	b.verb, b.plan = Coding, p
-	e := newEncoder(run)
-	if e.hessians = p.opts.Hessians; e.hessians != nil {
+	if e.hessians != nil {
 		b.origins = append(b.origins, e.hessians.origins...)
 		b.keep = append(b.keep, e.hessians.path)
-	}
-	planned := map[string]Planned{}
-	for _, t := range p.Tensors {
-		planned[t.Name] = t
-	}
-	quantization := map[string]entry{}
-	var bases []string
-	for i, f := range m.files {
-		o := outFile{name: f.name, meta: f.Metadata(), copies: map[string]*safetensors.File{}}
-		for _, t := range f.Tensors() {
-			c, ok := planned[t.Name]
-			if !ok || c.file != i {
-				o.infos = append(o.infos, t)
-				o.copies[t.Name] = f.File
-				continue
-			}
-			base := strings.TrimSuffix(t.Name, weightSuffix)
-			bases = append(bases, base)
-			quantization[base] = entryOf(c.params, c.Axis)
-			o.infos = append(o.infos,
-				safetensors.Info{Name: t.Name, DType: safetensors.U32, Shape: c.geom.CodesShape(c.params)},
-				safetensors.Info{Name: base + scalesSuffix, DType: safetensors.F16, Shape: []int{c.geom.Rows()}})
-			j, err := e.job(m, c)
-			if err != nil {
-				return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
-			}
-			b.jobs = append(b.jobs, j)
-		}
-		wideFirst(o.infos)
-		b.files = append(b.files, o)
-	}
-	entries := []byte{'{'}
-	for i, base := range bases {
-		if i > 0 {
-			entries = append(entries, ',')
-		}
-		entries = append(append(append(entries, quote(base)...), ':'), marshal(quantization[base])...)
-		entries = entries[:len(entries)-1]
-	}
-	entries = append(entries, '}')
-	if !m.dir {
-		meta := maps.Clone(b.files[0].meta)
-		if meta == nil {
-			meta = map[string]string{}
-		}
-		meta[quantizationKey] = string(entries)
-		b.files[0].meta = meta
-	} else {
-		config, err := parseObject(m.config)
-		if err != nil {
-			return nil, err
-		}
-		b.texts[configName] = config.appended(quantizationKey, config.indented(entries))
-		if m.index != nil {
-			index, err := editIndex(m.index, bases, b.files, true)
-			if err != nil {
-				return nil, err
-			}
-			b.texts[indexName] = index
-		}
 	}
 	b.options = p.options(b)
 	if p.opts.Parts > 0 {
@@ -367,14 +392,31 @@ func (p *Plan) build(out string, run RunOptions) (*build, error) {
 	return b, nil
 }
 
+// change returns the job that codes a matrix, what it writes and the matrix's own entry, if it has one.
+func (p *Plan) change(e *encoder, t Planned, base string) (job, []safetensors.Info, []byte, error) {
+	if p.affine != nil {
+		j, err := e.affineJob(t)
+		return j, t.rows.tensors(), p.affine.entry(t.rows.Format), err
+	}
+	j, err := e.job(t)
+	to := []safetensors.Info{
+		{Name: t.Name, DType: safetensors.U32, Shape: t.geom.CodesShape(t.params)},
+		{Name: base + scalesSuffix, DType: safetensors.F16, Shape: []int{t.geom.Rows()}},
+	}
+	return j, to, bytes.TrimSpace(marshal(entryOf(t.params, t.Axis))), err
+}
+
 // options describes everything that the result depends on besides the source's data.
 func (p *Plan) options(b *build) string {
 	o := p.opts
+	if p.affine != nil {
+		return p.affine.options(b)
+	}
 	axis := "auto"
 	if o.Axis != AutoAxis {
 		axis = strconv.Itoa(o.Axis)
 	}
-	return strings.TrimSpace(string(marshal(struct {
+	return line(struct {
 		Tensors string `json:"tensors"`
 		K       int    `json:"k"`
 		Block   int    `json:"block"`
@@ -386,8 +428,11 @@ func (p *Plan) options(b *build) string {
 		Hessian bool   `json:"hessian"`
 		Plan    string `json:"plan"` // digest of what will be written
 	}{o.Tensors.String(), o.Params.K, o.Params.T, o.Params.L, o.Params.Code.String(), axis,
-		o.Params.Policy.String(), o.Params.Scale.String(), o.Hessians != nil, b.layout()})))
+		o.Params.Policy.String(), o.Params.Scale.String(), o.Hessians != nil, b.layout()})
 }
+
+// line is marshal without the line's end.
+func line(v any) string { return strings.TrimSpace(string(marshal(v))) }
 
 // layout is a digest of the files to write, without their tensors' data.
 func (b *build) layout() string {
@@ -429,9 +474,9 @@ func wideFirst(infos []safetensors.Info) {
 	})
 }
 
-// editIndex returns the index of a model in shards after the scales of bases
-// were added or removed.
-func editIndex(index []byte, bases []string, files []outFile, add bool) ([]byte, error) {
+// editIndex returns the index of a model in shards after tensors are gone, and
+// further ones have joined <base>.weight.
+func editIndex(index []byte, gone map[string]bool, further map[string][]string, files []outFile) ([]byte, error) {
 	o, err := parseObject(index)
 	if err != nil {
 		return nil, err
@@ -441,23 +486,22 @@ func editIndex(index []byte, bases []string, files []outFile, add bool) ([]byte,
 	if err != nil {
 		return nil, err
 	}
-	scales := map[string]bool{}
-	for _, base := range bases {
-		scales[base+scalesSuffix] = true
-	}
-	var text []byte
-	if add {
-		var edits []edit
-		for _, n := range names.members {
-			name, ok := strings.CutSuffix(n.key, weightSuffix)
-			if name += scalesSuffix; ok && scales[name] {
-				edits = append(edits, edit{n.stop, n.stop, append([]byte{','}, names.with(name, names.raw(&n))...)})
-			}
+	if len(gone) > 0 {
+		if names, err = parseObject(names.without(func(key string) bool { return gone[key] })); err != nil {
+			return nil, err
 		}
-		text = splice(names.text, edits)
-	} else {
-		text = names.without(func(key string) bool { return scales[key] })
 	}
+	var adds []edit
+	for _, n := range names.members {
+		base, ok := strings.CutSuffix(n.key, weightSuffix)
+		if !ok {
+			continue
+		}
+		for _, name := range further[base] {
+			adds = append(adds, edit{n.stop, n.stop, append([]byte{','}, names.with(name, names.raw(&n))...)})
+		}
+	}
+	text := splice(names.text, adds)
 	edits := []edit{{at.value, at.stop, text}}
 	if meta := o.find("metadata"); meta != nil {
 		inner, err := parseObject(o.raw(meta))
@@ -486,7 +530,8 @@ func editIndex(index []byte, bases []string, files []outFile, add bool) ([]byte,
 type encoder struct {
 	feed     feeder
 	backend  codec.Backend
-	codecs   map[trellis.Params]codec.Trellis
+	trellis  map[trellis.Params]codec.Trellis
+	affine   map[affine.RowFormat]codec.Affine
 	hessians *Hessians
 	largest  int64         // bytes of the largest matrix to code
 	scratch  chan *scratch // as many as there are jobs at a time
@@ -495,7 +540,8 @@ type encoder struct {
 func newEncoder(run RunOptions) *encoder {
 	e := &encoder{
 		backend: run.Backend,
-		codecs:  map[trellis.Params]codec.Trellis{},
+		trellis: map[trellis.Params]codec.Trellis{},
+		affine:  map[affine.RowFormat]codec.Affine{},
 		scratch: make(chan *scratch, max(1, run.Jobs)),
 	}
 	var feed codec.Feed
@@ -515,14 +561,41 @@ func (e *encoder) codec(p trellis.Params) (codec.Trellis, error) {
 	if e.backend == nil {
 		return nil, nil
 	}
-	if c, ok := e.codecs[p]; ok {
+	if c, ok := e.trellis[p]; ok {
 		return c, nil
 	}
 	c, err := e.backend.Trellis(p)
 	if err == nil {
-		e.codecs[p] = c
+		e.trellis[p] = c
 	}
 	return c, err
+}
+
+// rows is codec for affine rows.
+func (e *encoder) rows(f affine.RowFormat) (codec.Affine, error) {
+	if e.backend == nil {
+		return nil, nil
+	}
+	if c, ok := e.affine[f]; ok {
+		return c, nil
+	}
+	c, err := e.backend.Affine(f)
+	if err == nil {
+		e.affine[f] = c
+	}
+	return c, err
+}
+
+// codecs returns the error of a backend that has no codec for how a matrix is stored. Jobs find the codecs later,
+// at the same time, and change nothing.
+func (e *encoder) codecs(t *stored) (err error) {
+	switch {
+	case t.trellis != nil:
+		_, err = e.codec(t.trellis.Params)
+	case t.affine != nil:
+		_, err = e.rows(t.affine.Format)
+	}
+	return err
 }
 
 // scratch is what a job works in. Jobs hand it on, so that memory in use is
@@ -530,6 +603,7 @@ func (e *encoder) codec(p trellis.Params) (codec.Trellis, error) {
 type scratch struct {
 	data         []byte
 	matrix       trellis.Matrix
+	rows         codec.AffineRows
 	errs, energy []float64 // by coded row
 	slots        []slot
 }
@@ -537,28 +611,57 @@ type scratch struct {
 // slot is what one goroutine works in.
 type slot struct {
 	part  trellis.Matrix
+	rows  codec.AffineRows
 	recon []byte
 	x, y  []float32
 }
 
-func (e *encoder) job(m *Model, t Planned) (job, error) {
-	w := &weights{name: t.Name, g: t.geom, bytes: t.info.Size, file: m.files[t.file].File}
-	w.dtype, _ = t.info.DType.Float()
+// open returns what reads the weights of a planned matrix into a scratch and
+// digests all that the result depends on.
+func (e *encoder) open(t Planned) (load func(context.Context, *scratch) (hessian []byte, sum string, err error), err error) {
+	from := t.from
+	if err := from.fits(); err != nil {
+		return nil, err
+	}
+	if err := e.codecs(&from); err != nil {
+		return nil, err
+	}
+	e.largest = max(e.largest, from.bytes())
+	return func(ctx context.Context, s *scratch) (hessian []byte, sum string, err error) {
+		parts, err := e.read(ctx, &from, s)
+		if err != nil {
+			return nil, "", err
+		}
+		if t.Hessian {
+			hessian = make([]byte, t.hess.Size)
+			if err := readTensor(ctx, hessian, e.hessians.where[t.hess.Name], t.hess.Name); err != nil {
+				return nil, "", err
+			}
+		}
+		if sum, err = digest(ctx, append(parts, hessian)...); err != nil {
+			return nil, "", err
+		}
+		return hessian, sum, e.decode(ctx, &from, parts, s, func(int64) {})
+	}, nil
+}
+
+func (e *encoder) job(t Planned) (job, error) {
+	w := &weights{name: t.Name, g: t.geom, dtype: t.from.dtype}
 	c, err := e.codec(t.params)
 	if err != nil {
 		return job{}, err
 	}
-	if t.info.Size > math.MaxInt {
-		return job{}, fmt.Errorf("%w: %d bytes do not fit into memory", ErrTensor, t.info.Size)
+	load, err := e.open(t)
+	if err != nil {
+		return job{}, err
 	}
-	e.largest = max(e.largest, t.info.Size)
 	return job{
-		name: t.Name, file: t.file, weights: t.Weights(),
+		name: t.Name, weights: t.Weights(),
 		outs: []string{t.Name, strings.TrimSuffix(t.Name, weightSuffix) + scalesSuffix},
 		check: func(ctx context.Context, done func(int64)) (string, error) {
 			s := <-e.scratch
 			defer func() { e.scratch <- s }()
-			hessian, sum, err := e.read(ctx, t, w, s)
+			hessian, sum, err := load(ctx, s)
 			if err != nil {
 				return "", err
 			}
@@ -576,7 +679,7 @@ func (e *encoder) job(m *Model, t Planned) (job, error) {
 		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
 			s := <-e.scratch
 			defer func() { e.scratch <- s }()
-			hessian, now, err := e.read(ctx, t, w, s)
+			hessian, now, err := load(ctx, s)
 			if err != nil {
 				return TensorResult{}, err
 			}
@@ -595,23 +698,6 @@ func (e *encoder) job(m *Model, t Planned) (job, error) {
 			return r, write(dst, &s.matrix)
 		},
 	}, nil
-}
-
-// read reads a matrix into s.data, and its Hessian if it has one, and returns the digest of both.
-func (e *encoder) read(ctx context.Context, t Planned, w *weights, s *scratch) (hessian []byte, sum string, err error) {
-	// Room for the largest tensor from the start leaves no smaller one behind.
-	s.data = sized(s.data, int(e.largest))[:w.bytes]
-	if err := readTensor(ctx, s.data, w.file, w.name); err != nil {
-		return nil, "", err
-	}
-	if t.Hessian {
-		hessian = make([]byte, t.hess.Size)
-		if err := readTensor(ctx, hessian, e.hessians.where[t.hess.Name], t.hess.Name); err != nil {
-			return nil, "", err
-		}
-	}
-	sum, err = digest(ctx, s.data, hessian)
-	return hessian, sum, err
 }
 
 // withFeedback codes a matrix against its Hessian. On axis 1 the rows are coded
@@ -643,8 +729,6 @@ type weights struct {
 	name  string
 	g     trellis.Geometry
 	dtype codec.DType
-	bytes int64
-	file  *safetensors.File
 }
 
 // view returns the weights of n coded rows from the first as a matrix, which is
@@ -663,19 +747,9 @@ func (w *weights) view(data []byte, first, n int) (codec.Tensor, trellis.Geometr
 // with the index of the weight in the whole matrix.
 func (w *weights) check(ctx context.Context, data []byte, p trellis.Params) error {
 	size := w.dtype.Size()
-	var largest float32
-	for i := range len(data) / size {
-		if i%copyBytes == 0 && ctx.Err() != nil {
-			return ctx.Err()
-		}
-		v := w.dtype.Load(data[i*size:])
-		if !f32.IsFinite(v) {
-			return &codec.Error{Err: codec.ErrNonFinite, Tensor: strconv.Quote(w.name), Index: i, Reason: fmt.Sprint(v)}
-		}
-		largest = max(largest, v, -v)
-	}
-	if largest < 256 {
-		return nil // far from f16's limit under every code and rule
+	largest, err := finite(ctx, w.name, data, w.dtype)
+	if err != nil || largest < 256 {
+		return err // far from f16's limit under every code and rule
 	}
 	enc, err := trellis.NewEncoder(p)
 	if err != nil {
@@ -698,6 +772,22 @@ func (w *weights) check(ctx context.Context, data []byte, p trellis.Params) erro
 		}
 	}
 	return nil
+}
+
+// finite refuses a weight that is not and returns the largest magnitude.
+func finite(ctx context.Context, name string, data []byte, t codec.DType) (largest float32, err error) {
+	size := t.Size()
+	for i := range len(data) / size {
+		if i%copyBytes == 0 && ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		v := t.Load(data[i*size:])
+		if !f32.IsFinite(v) {
+			return 0, &codec.Error{Err: codec.ErrNonFinite, Tensor: strconv.Quote(name), Index: i, Reason: fmt.Sprint(v)}
+		}
+		largest = max(largest, v, -v)
+	}
+	return largest, nil
 }
 
 // placed names the tensor in a codec's error and sets its index to that of the

@@ -1,11 +1,12 @@
-// Package model reads and writes models with trellis-coded weights
-// (docs/format.md, "Trellis weights"): a directory with config.json and
-// model.safetensors, whole or in shards, or one safetensors file.
+// Package model reads and writes models with trellis-coded and affine weights
+// (docs/format.md): a directory with config.json and model.safetensors, whole
+// or in shards, or one safetensors file.
 //
-// A coded matrix <base> is two tensors, <base>.weight (uint32 codes) and
+// A trellis-coded matrix <base> is two tensors, <base>.weight (uint32 codes) and
 // <base>.scales (f16), and an entry that names its parameters: in config.json
 // under "quantization", or in the metadata of a file that stands alone.
-// Everything else is copied byte for byte.
+// Affine matrices are three tensors in MLX's format. Everything else is copied
+// byte for byte.
 //
 // Output is built in OUT.partial and renamed to OUT when complete. There a
 // journal lists the finished tensors with digests of their sources and of what
@@ -54,6 +55,9 @@ const (
 	mode            = "trellis"
 	weightSuffix    = ".weight"
 	scalesSuffix    = ".scales"
+	biasesSuffix    = ".biases"
+	affineMode      = "affine"
+	configKey       = "quantization_config"
 )
 
 // entry is what a model says about one coded matrix. All fields are required.

@@ -97,15 +97,34 @@ func (o *object) indented(value []byte) []byte {
 	return b.Bytes()
 }
 
-// appended returns the document with one more member at its end, or in the
-// place of one that is null.
-func (o *object) appended(key string, value []byte) []byte {
-	if m := o.named(key); m != nil {
+// set returns the document with a member of that value, in the place of one that it has and otherwise at its end;
+// without it for nil.
+func (o *object) set(key string, value []byte) []byte {
+	m := o.named(key)
+	switch {
+	case value == nil:
+		return o.without(func(k string) bool { return k == key })
+	case m != nil:
 		return splice(o.text, []edit{{m.value, m.stop, value}})
 	}
 	at, b := o.open+1, o.with(key, value)
 	if n := len(o.members); n > 0 {
 		at, b = o.members[n-1].stop, append([]byte{','}, b...)
+	}
+	return splice(o.text, []edit{{at, at, b}})
+}
+
+// appended returns the document with further members at its end, laid out as the others are.
+func (o *object) appended(entries ...newEntry) []byte {
+	at, b := o.open+1, []byte(nil)
+	if n := len(o.members); n > 0 {
+		at = o.members[n-1].stop
+	}
+	for i, e := range entries {
+		if i > 0 || len(o.members) > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, o.with(e.key, o.indented(e.value))...)
 	}
 	return splice(o.text, []edit{{at, at, b}})
 }

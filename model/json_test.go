@@ -20,7 +20,7 @@ func TestEditJSON(t *testing.T) {
 			t.Errorf("%q: %v", c.in, err)
 			continue
 		}
-		got := o.appended("q", []byte("1"))
+		got := o.set("q", []byte("1"))
 		if string(got) != c.out {
 			t.Errorf("%q became %q, want %q", c.in, got, c.out)
 		}
@@ -47,7 +47,7 @@ func TestEditJSON(t *testing.T) {
 	if o, err = parseObject([]byte(`{"a": NaN, "q": null, "b": [-Infinity]}`)); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := o.appended("q", []byte(`{"x": 1}`)), `{"a": NaN, "q": {"x": 1}, "b": [-Infinity]}`; o.find("q") != nil || string(got) != want {
+	if got, want := o.set("q", []byte(`{"x": 1}`)), `{"a": NaN, "q": {"x": 1}, "b": [-Infinity]}`; o.find("q") != nil || string(got) != want {
 		t.Errorf("null became %s, want %s", got, want)
 	}
 	for _, bad := range []string{``, `[]`, `null`, `{`, `{"a"}`, `{"a":1,}`, `{"a":1}{}`, `{"a":1 "b":2}`, `{"a":1,"a":2}`} {
@@ -70,7 +70,7 @@ func FuzzEditJSON(f *testing.F) {
 		if o.named("\x00new") != nil {
 			return
 		}
-		got := o.appended("\x00new", o.indented([]byte(`{"x":[1,2]}`)))
+		got := o.set("\x00new", o.indented([]byte(`{"x":[1,2]}`)))
 		p, err := parseObject(got)
 		if err != nil || len(p.members) != len(o.members)+1 {
 			t.Fatalf("%q became %q: %v", text, got, err)

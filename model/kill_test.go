@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
 )
 
@@ -25,7 +26,7 @@ const scenarioEnv = "MODEL_TEST_SCENARIO"
 // scenario is a run that is killed at each of its system calls that write.
 type scenario struct {
 	Name   string
-	Op     string // encode, decode or merge
+	Op     string // encode, affine, decode or merge
 	Src    string
 	Out    string
 	Force  bool
@@ -73,6 +74,9 @@ func (s scenario) run() error {
 		return err
 	}
 	p, err := PlanEncode(m, few())
+	if s.Op == "affine" {
+		p, err = PlanAffine(m, AffineOptions{Format: affine.RowFormat{Bits: 4, Group: 32}})
+	}
 	if err == nil {
 		_, err = p.Encode(ctx, s.Out, o)
 	}
@@ -147,10 +151,11 @@ func TestKilledAtEveryCall(t *testing.T) {
 		{Name: "new file without renameat2", Op: "encode", Src: one, Single: true, inject: noExchange},
 		{Name: "replace file", Op: "encode", Src: one, Single: true, Force: true, old: true},
 		{Name: "decode", Op: "decode", Src: coded},
+		{Name: "affine from trellis codes", Op: "affine", Src: coded},
 		{Name: "merge and replace", Op: "merge", Src: strings.Join(parts, "\n"), Force: true, old: true},
 	} {
-		if !long && n > 4 {
-			break
+		if !long && n > 4 && s.Op != "affine" {
+			continue
 		}
 		t.Run(s.Name, func(t *testing.T) {
 			work := t.TempDir()

@@ -2,7 +2,6 @@ package model
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,16 +27,20 @@ const (
 // Model is an opened model, coded or not. It holds headers and no tensors; its
 // methods may be called concurrently.
 type Model struct {
-	path    string // "" for OpenFile
-	dir     bool
-	files   []shard   // sorted by name
-	config  []byte    // of a directory
-	index   []byte    // of a directory in shards
-	others  []further // further files of a directory, sorted by name
-	origins []origin  // what was read
-	where   map[string]int
-	coded   []Coded
-	isBase  map[string]int // of coded
+	path     string // "" for OpenFile
+	dir      bool
+	files    []shard   // sorted by name
+	config   []byte    // of a directory
+	index    []byte    // of a directory in shards
+	others   []further // further files of a directory, sorted by name
+	origins  []origin  // what was read
+	where    map[string]int
+	coded    []Coded
+	isBase   map[string]int // of coded
+	affine   []Affine
+	isAffine map[string]int    // of affine
+	uniform  bool              // quantization has bits and group_size of all affine matrices
+	owner    map[string]string // the base of the coded matrix that a tensor belongs to
 }
 
 // further is a file that holds none of the model's tensors.
@@ -73,7 +76,7 @@ func (c Coded) Weights() int64 { return int64(c.Geometry.Out) * int64(c.Geometry
 // against its tensors. Errors wrap ErrModel, ErrEntry, those of package
 // safetensors or of the system.
 func Open(path string) (*Model, error) {
-	m := &Model{path: path, where: map[string]int{}, isBase: map[string]int{}}
+	m := newModel(path)
 	if err := m.open(); err != nil {
 		m.Close()
 		return nil, err
@@ -81,9 +84,13 @@ func Open(path string) (*Model, error) {
 	return m, nil
 }
 
+func newModel(path string) *Model {
+	return &Model{path: path, where: map[string]int{}, isBase: map[string]int{}, isAffine: map[string]int{}, owner: map[string]string{}}
+}
+
 // OpenFile is Open for one safetensors file in the first size bytes of r.
 func OpenFile(r io.ReaderAt, size int64) (*Model, error) {
-	m := &Model{where: map[string]int{}, isBase: map[string]int{}}
+	m := newModel("")
 	f, err := safetensors.NewFile(r, size)
 	if err == nil {
 		m.files = []shard{{singleName, f}}
@@ -339,8 +346,9 @@ func (m *Model) readEntries() error {
 		}
 		m.isBase[c.Base] = len(m.coded)
 		m.coded = append(m.coded, c)
+		m.owner[c.Base+weightSuffix], m.owner[c.Base+scalesSuffix] = c.Base, c.Base
 	}
-	return nil
+	return m.readAffine(o)
 }
 
 // readEntry checks an entry against the tensors it describes.
@@ -370,8 +378,11 @@ func (m *Model) readEntry(base string, raw []byte) (Coded, error) {
 	return Coded{base, p, g}, nil
 }
 
-// Coded returns the coded matrices in the order of their entries.
+// Coded returns the trellis-coded matrices in the order of their entries.
 func (m *Model) Coded() []Coded { return slices.Clone(m.coded) }
+
+// Affine returns the matrices of affine rows, file by file in the order of their data.
+func (m *Model) Affine() []Affine { return slices.Clone(m.affine) }
 
 // Tensor describes a tensor as it is stored.
 type Tensor struct {
@@ -398,9 +409,8 @@ func (m *Model) Plain() []Tensor {
 
 // codes reports whether a tensor of a file is that of a coded matrix.
 func (m *Model) codes(file int, name string) bool {
-	base, suffix := cutSuffix(name)
-	_, ok := m.isBase[base]
-	return ok && suffix != "" && m.has(file, name)
+	_, ok := m.owner[name]
+	return ok && m.has(file, name)
 }
 
 // Files returns the names of the files that hold tensors.
@@ -423,50 +433,25 @@ func (m *Model) Metadata() map[string]string {
 	return m.files[0].Metadata()
 }
 
-// Matrix reads one coded matrix. It wraps ErrSelection where there is none of
+// Matrix reads one trellis-coded matrix. It wraps ErrSelection where there is none of
 // that name.
 func (m *Model) Matrix(base string) (*trellis.Matrix, error) {
 	i, ok := m.isBase[base]
 	if !ok {
 		return nil, fmt.Errorf("%w: there is no coded matrix %q", ErrSelection, base)
 	}
-	data, err := m.read(context.Background(), m.coded[i])
-	if err != nil {
-		return nil, err
+	t, _ := m.find(base, 0)
+	var data [2][]byte
+	for n, p := range t.parts {
+		if p.size > math.MaxInt {
+			return nil, fmt.Errorf("%w: tensor %q: %d bytes do not fit into memory", ErrTensor, p.name, p.size)
+		}
+		data[n] = make([]byte, p.size)
+		if err := readTensor(context.Background(), data[n], p.file, p.name); err != nil {
+			return nil, err
+		}
 	}
 	return m.coded[i].matrix(data), nil
-}
-
-// read reads the codes and scales of a coded matrix.
-func (m *Model) read(ctx context.Context, c Coded) (data [2][]byte, err error) {
-	for i, suffix := range []string{weightSuffix, scalesSuffix} {
-		file, info, _ := m.lookup(c.Base + suffix)
-		if info.Size > math.MaxInt {
-			return data, fmt.Errorf("%w: tensor %q: %d bytes do not fit into memory", ErrTensor, info.Name, info.Size)
-		}
-		data[i] = make([]byte, info.Size)
-		if err := readTensor(ctx, data[i], m.files[file].File, info.Name); err != nil {
-			return data, err
-		}
-	}
-	return data, nil
-}
-
-// matrix returns the matrix with the given bytes of codes and scales.
-func (c Coded) matrix(data [2][]byte) *trellis.Matrix {
-	t := &trellis.Matrix{
-		Params:   c.Params,
-		Geometry: c.Geometry,
-		Codes:    make([]uint32, len(data[0])/4),
-		Scales:   make([]uint16, len(data[1])/2),
-	}
-	for i := range t.Codes {
-		t.Codes[i] = binary.LittleEndian.Uint32(data[0][4*i:])
-	}
-	for i := range t.Scales {
-		t.Scales[i] = binary.LittleEndian.Uint16(data[1][2*i:])
-	}
-	return t
 }
 
 // Close closes the model's files.

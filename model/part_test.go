@@ -98,7 +98,7 @@ func TestPartsOfOneFile(t *testing.T) {
 func TestAssign(t *testing.T) {
 	var tensors []Planned
 	for i, n := range []int{5, 1, 4, 4, 3, 1} {
-		tensors = append(tensors, Planned{Name: string(rune('a' + i)), geom: trellis.Geometry{Out: 1, In: n}})
+		tensors = append(tensors, Planned{Name: string(rune('a' + i)), Shape: []int{1, n}})
 	}
 	// By hand: a5→1, c4→2, d4→3, e3→2, b1→3, f1→1 (5 and 5 tie).
 	want := map[string]int{"a": 1, "c": 2, "d": 3, "e": 2, "b": 3, "f": 1}

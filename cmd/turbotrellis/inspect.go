@@ -24,8 +24,8 @@ func newInspect() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect FILE",
 		Short: "Show what a file or model holds",
-		Long: `Show what a KV snapshot, a model with trellis-coded weights, or any other
-safetensors file holds. FILE may be the directory of a model, or - for standard
+		Long: `Show what a KV snapshot, a model with trellis-coded or affine weights, or any
+other safetensors file holds. FILE may be the directory of a model, or - for standard
 input.`,
 		Args: exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -64,11 +64,12 @@ func inspectPath(path string, stdin io.Reader) (*inspection, error) {
 
 // inspection is what inspect prints with --json.
 type inspection struct {
-	Format   string            `json:"format"` // kv-snapshot, trellis-weights, model or safetensors
+	Format   string            `json:"format"` // kv-snapshot, trellis-weights (affine ones too), affine-weights, model or safetensors
 	Bytes    int64             `json:"bytes"`  // of a directory, all tensors
 	Metadata map[string]string `json:"metadata"`
 	KV       *inspectedKV      `json:"kv,omitempty"`
 	Matrices []inspectedMatrix `json:"matrices,omitempty"`
+	Affine   []inspectedAffine `json:"affine,omitempty"`
 	Tensors  []inspectedTensor `json:"tensors"` // those that are not packed
 }
 
@@ -83,6 +84,16 @@ type inspectedMatrix struct {
 	Interleaved bool    `json:"interleaved"`
 	PerWeight   float64 `json:"bits_per_weight"` // the scales included
 	Bytes       int64   `json:"bytes"`
+}
+
+type inspectedAffine struct {
+	Name      string  `json:"name"`
+	DType     string  `json:"dtype"` // of the scales, the biases and the weights
+	Shape     []int   `json:"shape"` // of the weights
+	Bits      int     `json:"bits"`
+	Group     int     `json:"group_size"`
+	PerWeight float64 `json:"bits_per_weight"` // scales and biases included
+	Bytes     int64   `json:"bytes"`
 }
 
 type inspectedKV struct {
@@ -168,6 +179,13 @@ func inspectModel(m *model.Model) *inspection {
 	if m.IsDir() {
 		out.Format = "model"
 	}
+	for _, a := range m.Affine() {
+		out.Format = "affine-weights"
+		out.Affine = append(out.Affine, inspectedAffine{
+			a.Base, a.DType.String(), a.Shape, a.Format.Bits, a.Format.Group, 8 * float64(a.Bytes()) / float64(max(1, a.Weights())), a.Bytes(),
+		})
+		out.Bytes += a.Bytes()
+	}
 	for _, c := range m.Coded() {
 		out.Format = "trellis-weights"
 		out.Matrices = append(out.Matrices, inspectedMatrix{
@@ -208,8 +226,8 @@ func typeText(name string, centred bool) string {
 func (r *inspection) print(w io.Writer) error {
 	fmt.Fprintf(w, "%s, %s\n", r.Format, bytesText(r.Bytes))
 	for _, k := range slices.Sorted(maps.Keys(r.Metadata)) {
-		if k == "quantization" && len(r.Matrices) > 0 {
-			continue // the table below says it
+		if k == "quantization" && len(r.Matrices)+len(r.Affine) > 0 {
+			continue // the tables below say it
 		}
 		fmt.Fprintf(w, "metadata %s: %s\n", printable(k), printable(r.Metadata[k]))
 	}
@@ -236,6 +254,16 @@ func (r *inspection) print(w io.Writer) error {
 				axis += " interleaved"
 			}
 			fmt.Fprintf(t, "%s\t%v\t%d\t%d\t%d\t%s\t%s\t%.3f\t%s\n", printable(x.Name), x.Shape, x.K, x.L, x.Block, x.Code, axis, x.PerWeight, bytesText(x.Bytes))
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Affine) > 0 {
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "AFFINE\tDTYPE\tSHAPE\tBITS\tGROUP\tBITS/WEIGHT\tSIZE")
+		for _, x := range r.Affine {
+			fmt.Fprintf(t, "%s\t%s\t%v\t%d\t%d\t%.3f\t%s\n", printable(x.Name), x.DType, x.Shape, x.Bits, x.Group, x.PerWeight, bytesText(x.Bytes))
 		}
 		if err := t.Flush(); err != nil {
 			return err

@@ -1,5 +1,5 @@
 // Command turbotrellis packs, restores, inspects and checks KV caches and
-// trellis-coded weights. Run it without arguments for help.
+// trellis-coded and affine weights. Run it without arguments for help.
 //
 // It exits with 0 if all went well, 1 on bad data or a mismatch, 2 if it was
 // called wrongly, and 128 plus the signal's number if a signal ended it.
@@ -88,7 +88,7 @@ of the signal that interrupted it.`,
 	}
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newDemo(), newKV(), newTrellis(), newInspect(), newVerify(), newBench(), newDevices(), newVersion())
+	root.AddCommand(newDemo(), newKV(), newTrellis(), newAffine(), newInspect(), newVerify(), newBench(), newDevices(), newVersion())
 	root.SetHelpCommand(newHelp(root))
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

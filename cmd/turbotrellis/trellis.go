@@ -27,14 +27,14 @@ func newTrellis() *cobra.Command {
 	return cmd
 }
 
-// trellisResult is what trellis encode, decode and merge print with --json.
-type trellisResult struct {
+// modelResult is what commands that write a model print with --json.
+type modelResult struct {
 	Output  string `json:"output"`
 	Backend string `json:"backend,omitempty"`
 	model.Result
 }
 
-func (r trellisResult) text(w io.Writer) error {
+func (r modelResult) text(w io.Writer) error {
 	resumed := ""
 	if r.Resumed > 0 {
 		resumed = fmt.Sprintf(" (%d found finished)", r.Resumed)
@@ -67,10 +67,9 @@ func (r *runFlags) options(bar *weightBar) (model.RunOptions, error) {
 
 // encodeFlags are the flags of trellis encode.
 type encodeFlags struct {
-	runFlags
-	params                                  trellis.Params
-	tensors, axis, bitsMap, hessians, shard string
-	dryRun                                  bool
+	planFlags
+	params         trellis.Params
+	axis, hessians string
 }
 
 func newTrellisEncode() *cobra.Command {
@@ -84,7 +83,8 @@ MODEL is a directory with config.json and model.safetensors, whole or in shards,
 or one safetensors file; OUT becomes the same. Of the tensors whose names match
 --tensors, the matrices called <base>.weight are coded. All other tensors and
 files are copied byte for byte; a note names those that match but are copied,
-such as fused experts of three dimensions.
+such as fused experts of three dimensions. A model of affine weights is one, too:
+those that match are dequantised and coded.
 
 OUT appears only when complete. Until then work is in OUT.partial, and the same
 command resumes it.
@@ -100,16 +100,13 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 	aliases(cmd, map[string]string{"k": "bits", "k-map": "bits-map", "scale": "scale-rule"})
 	f.StringVar(&e.tensors, "tensors", "", "regular expression for the names of tensors to code (required)")
 	f.IntVar(&e.params.K, "bits", 0, "bits per weight, 1 to 8 (required unless --bits-map covers all)")
-	f.StringVar(&e.bitsMap, "bits-map", "", "JSON file of bits by tensor name or regular expression: names first, then the first expression that matches")
 	f.IntVar(&e.params.T, "block", e.params.T, "weights per block: times the bits it is a multiple of 32")
 	f.TextVar(&e.params.Code, "code", e.params.Code, "code: 1mad, 3inst or rand")
 	f.StringVar(&e.axis, "axis", "auto", "axis of [out, in] to code along: 0, 1, or auto for 1 where its length is a multiple of the block, else 0")
 	f.TextVar(&e.params.Policy, "policy", e.params.Policy, "what to store for an all-zero row: finite or compat")
 	f.TextVar(&e.params.Scale, "scale-rule", e.params.Scale, "how to choose the scales: rms or refit (less error)")
 	f.StringVar(&e.hessians, "hessian", "", "directory or safetensors file of Hessians, <base>.weight.hessian, for error feedback")
-	f.StringVar(&e.shard, "shard", "", "code part i of n, such as 1/4")
-	f.BoolVar(&e.dryRun, "dry-run", false, "check everything but the weights, print what would be done, and write nothing")
-	e.add(f)
+	e.planFlags.add(f)
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := noStreams(args...); err != nil {
@@ -140,31 +137,80 @@ directory; trellis merge joins the parts to the bytes that one run writes.`,
 		if err != nil {
 			return err
 		}
-		if err := plan.Check(args[1], run); err != nil {
-			return advised(err)
-		}
-		printNotes(cmd.ErrOrStderr(), plan)
-		if e.dryRun {
-			if err := plan.CheckHessians(cmd.Context()); err != nil {
-				return err
-			}
-			return printPlan(cmd.OutOrStdout(), plan, e.asJSON)
-		}
-		b, err := openBackend(*backend)
-		if err != nil {
-			return err
-		}
-		defer b.Close()
-		run.Backend = b
-		r, err := plan.Encode(cmd.Context(), args[1], run)
-		if err != nil {
-			return advised(err)
-		}
-		bar.done()
-		result := trellisResult{args[1], b.Name(), r}
-		return emit(cmd.OutOrStdout(), e.asJSON, result, result.text)
+		return e.carryOut(cmd, plan, args[1], run, *backend, bar)
 	}
 	return cmd
+}
+
+// planFlags are the flags of every command that codes matrices.
+type planFlags struct {
+	runFlags
+	tensors, bitsMap, shard string
+	dryRun                  bool
+}
+
+func (p *planFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&p.bitsMap, "bits-map", "", "JSON file of bits by tensor name or regular expression: names first, then the first expression that matches")
+	f.StringVar(&p.shard, "shard", "", "code part i of n, such as 1/4")
+	f.BoolVar(&p.dryRun, "dry-run", false, "check everything but the weights, print what would be done, and write nothing")
+	p.runFlags.add(f)
+}
+
+// part returns the part of how many that --shard names, 0 of 0 without it.
+func (p *planFlags) part() (part, parts int, err error) {
+	if p.shard == "" {
+		return 0, 0, nil
+	}
+	i, n, ok := strings.Cut(p.shard, "/")
+	part, err1 := strconv.Atoi(i)
+	parts, err2 := strconv.Atoi(n)
+	if !ok || errors.Join(err1, err2) != nil || parts < 1 || part < 1 || part > parts {
+		return 0, 0, usagef("--shard %q: want i/n with i from 1 to n", p.shard)
+	}
+	return part, parts, nil
+}
+
+// bits returns what --bits-map says.
+func (p *planFlags) bits() (model.BitsMap, error) {
+	if p.bitsMap == "" {
+		return nil, nil
+	}
+	text, err := readRegular(p.bitsMap)
+	if err != nil {
+		return nil, err
+	}
+	m, err := model.ParseBitsMap(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p.bitsMap, err)
+	}
+	return m, nil
+}
+
+// carryOut checks a plan and prints it or carries it out.
+func (p *planFlags) carryOut(cmd *cobra.Command, plan *model.Plan, out string, run model.RunOptions, backend string, bar *weightBar) error {
+	if err := plan.Check(out, run); err != nil {
+		return advised(err)
+	}
+	printNotes(cmd.ErrOrStderr(), plan)
+	if p.dryRun {
+		if err := plan.CheckHessians(cmd.Context()); err != nil {
+			return err
+		}
+		return printPlan(cmd.OutOrStdout(), plan, p.asJSON)
+	}
+	b, err := openBackend(backend)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	run.Backend = b
+	r, err := plan.Encode(cmd.Context(), out, run)
+	if err != nil {
+		return advised(err)
+	}
+	bar.done()
+	result := modelResult{out, b.Name(), r}
+	return emit(cmd.OutOrStdout(), p.asJSON, result, result.text)
 }
 
 // encodeOptions checks the flags that say what is coded and how.
@@ -190,23 +236,11 @@ func (e *encodeFlags) encodeOptions() (model.EncodeOptions, error) {
 			return o, usageError{err}
 		}
 	}
-	if e.shard != "" {
-		i, n, ok := strings.Cut(e.shard, "/")
-		var errs [2]error
-		o.Part, errs[0] = strconv.Atoi(i)
-		o.Parts, errs[1] = strconv.Atoi(n)
-		if !ok || errors.Join(errs[:]...) != nil || o.Parts < 1 || o.Part < 1 || o.Part > o.Parts {
-			return o, usagef("--shard %q: want i/n with i from 1 to n", e.shard)
-		}
+	if o.Part, o.Parts, err = e.part(); err != nil {
+		return o, err
 	}
-	if e.bitsMap != "" {
-		text, err := readRegular(e.bitsMap)
-		if err != nil {
-			return o, err
-		}
-		if o.Bits, err = model.ParseBitsMap(text); err != nil {
-			return o, fmt.Errorf("%s: %w", e.bitsMap, err)
-		}
+	if o.Bits, err = e.bits(); err != nil {
+		return o, err
 	}
 	if e.params.K == 0 && o.Bits == nil {
 		return o, usagef("--bits is required")
@@ -216,7 +250,7 @@ func (e *encodeFlags) encodeOptions() (model.EncodeOptions, error) {
 
 // printNotes says what a user may have expected to be coded, or coded otherwise.
 func printNotes(w io.Writer, p *model.Plan) {
-	printNote(w, "matched, but copied, as these are not matrices called <base>.weight", p.Passed)
+	printNote(w, "matched, but copied, as these are not matrices called <base>.weight"+wholeGroups(p), p.Passed)
 	printNote(w, "coded without a Hessian", p.NoHessian)
 	printNote(w, "Hessians of no selected matrix", p.UnusedHessians)
 	printNote(w, copiedAsAsked, p.Twice)
@@ -235,7 +269,15 @@ func printNote(w io.Writer, what string, names []string) {
 	}
 }
 
-// printPlan prints what trellis encode would do.
+// wholeGroups is what else affine rows need.
+func wholeGroups(p *model.Plan) string {
+	if p.Tensors[0].GroupSize == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" with rows that are multiples of %d", p.Tensors[0].GroupSize)
+}
+
+// printPlan prints what an encoding would do.
 func printPlan(w io.Writer, p *model.Plan, asJSON bool) error {
 	v := struct {
 		Tensors        []model.Planned `json:"tensors"`
@@ -294,36 +336,43 @@ file, under the names that they had. OUT becomes what IN is.`,
 	r.add(f)
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := noStreams(args...); err != nil {
-			return err
-		}
-		bar := &weightBar{w: cmd.ErrOrStderr()}
-		defer bar.done()
-		run, err := r.options(bar)
-		if err != nil {
-			return err
-		}
-		m, err := model.Open(args[0])
-		if err != nil {
-			return err
-		}
-		defer m.Close()
-		b, err := openBackend(*backend)
-		if err != nil {
-			return err
-		}
-		defer b.Close()
-		run.Backend = b
-		result, err := m.Decode(cmd.Context(), args[1], dtype, run)
-		if err != nil {
-			return advised(err)
-		}
-		bar.done()
-		printNote(cmd.ErrOrStderr(), copiedAsAsked, result.Twice)
-		printed := trellisResult{args[1], b.Name(), result}
-		return emit(cmd.OutOrStdout(), r.asJSON, printed, printed.text)
+		return r.restore(cmd, args, *backend, func(m *model.Model, run model.RunOptions) (model.Result, error) {
+			return m.Decode(cmd.Context(), args[1], dtype, run)
+		})
 	}
 	return cmd
+}
+
+// restore opens the model args[0] and lets decode write args[1].
+func (r *runFlags) restore(cmd *cobra.Command, args []string, backend string, decode func(*model.Model, model.RunOptions) (model.Result, error)) error {
+	if err := noStreams(args...); err != nil {
+		return err
+	}
+	bar := &weightBar{w: cmd.ErrOrStderr()}
+	defer bar.done()
+	run, err := r.options(bar)
+	if err != nil {
+		return err
+	}
+	m, err := model.Open(args[0])
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	b, err := openBackend(backend)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	run.Backend = b
+	result, err := decode(m, run)
+	if err != nil {
+		return advised(err)
+	}
+	bar.done()
+	printNote(cmd.ErrOrStderr(), copiedAsAsked, result.Twice)
+	printed := modelResult{args[1], b.Name(), result}
+	return emit(cmd.OutOrStdout(), r.asJSON, printed, printed.text)
 }
 
 func newTrellisMerge() *cobra.Command {
@@ -355,7 +404,7 @@ bytes that one run writes.`,
 			return advised(err)
 		}
 		bar.done()
-		return emit(cmd.OutOrStdout(), asJSON, trellisResult{Output: out, Result: r}, func(w io.Writer) error {
+		return emit(cmd.OutOrStdout(), asJSON, modelResult{Output: out, Result: r}, func(w io.Writer) error {
 			_, err := fmt.Fprintf(w, "%s: %d parts, %d tensors\n", out, len(args)-1, r.Copied)
 			return err
 		})

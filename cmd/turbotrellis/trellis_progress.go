@@ -25,7 +25,11 @@ func (b *weightBar) update(p model.Progress) {
 	}
 	if t := p.Finished; t != nil && p.Stage == model.Coding {
 		b.bar.clear()
-		fmt.Fprintf(b.w, "%s: k=%d, error %s%s\n", printable(t.Name), t.Bits, errorText(t.Error), feedbackText(*t))
+		bits := fmt.Sprintf("k=%d", t.Bits)
+		if t.GroupSize > 0 {
+			bits = fmt.Sprintf("%d bits", t.Bits)
+		}
+		fmt.Fprintf(b.w, "%s: %s, error %s%s\n", printable(t.Name), bits, errorText(t.Error), feedbackText(*t))
 	}
 	b.bar.update(p.Done, p.Total)
 }
