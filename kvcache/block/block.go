@@ -62,6 +62,18 @@ type Layer struct {
 	Params codec.KVParams
 	// RawKeys and RawValues, if not 0, store rows of this type unpacked, bit for bit.
 	RawKeys, RawValues codec.DType
+	// KeyCentre and ValueCentre are the centres of centred sides, of shape [Heads, 1, head dimension], such as those
+	// that a stream has. Nil means the usual one of each block's own tokens. Every block holds its centre; decoding and
+	// Inspect do not look at these.
+	KeyCentre, ValueCentre *codec.Centre
+}
+
+// centre returns what is said of the centre of the keys or of the values.
+func (l *Layer) centre(side int) (centred bool, given *codec.Centre, dim int) {
+	if side == 0 {
+		return l.Params.CentreKeys && l.RawKeys == 0, l.KeyCentre, l.Params.HeadDim
+	}
+	return l.Params.CentreValues && l.RawValues == 0, l.ValueCentre, l.Params.ValueHeadDim
 }
 
 // side is the JSON of the keys or the values of one layer.
@@ -72,7 +84,28 @@ type side struct {
 	ScaleType *codec.DType     `json:"scale_type,omitempty"`
 	Policy    *codec.Policy    `json:"policy,omitempty"`
 	ScaleRule *codec.ScaleRule `json:"scale_rule,omitempty"`
+	Centred   bool             `json:"centred,omitempty"`
 }
+
+// part is a plane of a frame: a row per head and token, or per head.
+type part struct {
+	rowLen  int
+	perHead bool
+}
+
+// size returns the bytes of the plane for n tokens of so many heads.
+func (p part) size(heads, n int) int {
+	if p.perHead {
+		n = 1
+	}
+	return heads * n * p.rowLen
+}
+
+// Planes of a centred side are its codes, its scales and then these.
+const (
+	meanPlane = 2
+	gainPlane = 3
+)
 
 type layerJSON struct {
 	Heads  int  `json:"heads"`
@@ -88,7 +121,7 @@ type description struct {
 type Codec struct {
 	layers      []Layer
 	kvs         []codec.KV // nil where both sides are raw
-	formats     [][2]kvcache.Format
+	parts       [][2][]part
 	description []byte // padded
 }
 
@@ -122,7 +155,19 @@ func New(b codec.Backend, layers []Layer) (*Codec, error) {
 		if err != nil {
 			return nil, fmt.Errorf("layer %d: %w", i, err)
 		}
-		c.kvs, c.formats = append(c.kvs, kv), append(c.formats, formats)
+		var parts [2][]part
+		for s, f := range formats {
+			for _, p := range f.Planes {
+				parts[s] = append(parts[s], part{rowLen: p.RowLen})
+			}
+			if centred, given, dim := l.centre(s); centred {
+				if err := l.checkCentre(given, dim); err != nil {
+					return nil, fmt.Errorf("layer %d: %w", i, err)
+				}
+				parts[s] = append(parts[s], part{2 * dim, true}, part{2 * dim, true})
+			}
+		}
+		c.kvs, c.parts = append(c.kvs, kv), append(c.parts, parts)
 		d.Layers = append(d.Layers, j)
 	}
 	if d.Layers == nil {
@@ -142,12 +187,28 @@ func New(b codec.Backend, layers []Layer) (*Codec, error) {
 func (l *Layer) packed() codec.KVParams {
 	p := l.Params
 	if l.RawKeys != 0 {
-		p.Keys, p.HeadDim = codec.Q8_0, p.Group
+		p.Keys, p.HeadDim, p.CentreKeys = codec.Q8_0, p.Group, false
 	}
 	if l.RawValues != 0 {
-		p.Values, p.ValueHeadDim = codec.Q8_0, p.Group
+		p.Values, p.ValueHeadDim, p.CentreValues = codec.Q8_0, p.Group, false
 	}
 	return p
+}
+
+// checkCentre checks a centre that is given.
+func (l *Layer) checkCentre(c *codec.Centre, dim int) error {
+	if c == nil {
+		return nil
+	}
+	for _, x := range []codec.Tensor{c.Mean, c.Gain} {
+		if x.DType != codec.F16 || x.Stride != nil || !slices.Equal(x.Shape, []int{l.Heads, 1, dim}) {
+			return fmt.Errorf("%w: a centre of %v %v, want f16 [%d, 1, %d]", ErrSpec, x.DType, slices.Clone(x.Shape), l.Heads, dim)
+		}
+		if err := x.Validate("centre"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // describe returns the formats of keys and values and their JSON.
@@ -170,6 +231,7 @@ func (l *Layer) describe() (formats [2]kvcache.Format, j layerJSON, err error) {
 		formats[0] = kvcache.Raw(l.RawKeys, p.HeadDim)
 	} else {
 		j.Keys, formats[0] = packed(p.Keys, p.HeadDim), kvcache.PackedKeys(p)
+		j.Keys.Centred = p.CentreKeys
 	}
 	if l.RawValues != 0 {
 		if j.Values, err = raw(l.RawValues, p.ValueHeadDim); err != nil {
@@ -178,7 +240,7 @@ func (l *Layer) describe() (formats [2]kvcache.Format, j layerJSON, err error) {
 		formats[1] = kvcache.Raw(l.RawValues, p.ValueHeadDim)
 	} else {
 		j.Values, formats[1] = packed(p.Values, p.ValueHeadDim), kvcache.PackedValues(p)
-		j.Values.ScaleRule = &p.Scale
+		j.Values.ScaleRule, j.Values.Centred = &p.Scale, p.CentreValues
 	}
 	return formats, j, nil
 }
@@ -189,13 +251,12 @@ func padded(n int) int { return (n + align - 1) / align * align }
 func (c *Codec) payload(n int) int {
 	total := 0
 	for i, l := range c.layers {
-		for _, f := range c.formats[i] {
-			for _, p := range f.Planes {
-				rows := l.Heads * n
-				if p.RowLen > 0 && rows > (math.MaxInt/2-total-align)/p.RowLen {
+		for _, parts := range c.parts[i] {
+			for _, p := range parts {
+				if p.rowLen > 0 && l.Heads*max(n, 1) > (math.MaxInt/2-total-align)/p.rowLen {
 					return -1
 				}
-				total += padded(rows * p.RowLen)
+				total += padded(p.size(l.Heads, n))
 			}
 		}
 	}
@@ -215,15 +276,15 @@ func (c *Codec) Size(n int) (int, error) {
 }
 
 // planes are the parts of a frame's payload that belong to one side of a layer.
-type planes [3][]byte
+type planes [4][]byte
 
 // split cuts the payload of n tokens and calls f for each layer.
 func (c *Codec) split(payload []byte, n int, f func(i int, k, v planes) error) error {
 	for i, l := range c.layers {
 		var sides [2]planes
-		for s, format := range c.formats[i] {
-			for j, p := range format.Planes {
-				size := l.Heads * n * p.RowLen
+		for s, parts := range c.parts[i] {
+			for j, p := range parts {
+				size := p.size(l.Heads, n)
 				sides[s][j] = payload[:size:size]
 				payload = payload[padded(size):]
 			}
@@ -238,9 +299,9 @@ func (c *Codec) split(payload []byte, n int, f func(i int, k, v planes) error) e
 // clearPadding zeroes what lies between the planes.
 func (c *Codec) clearPadding(payload []byte, n int) {
 	for i, l := range c.layers {
-		for _, format := range c.formats[i] {
-			for _, p := range format.Planes {
-				size := l.Heads * n * p.RowLen
+		for _, parts := range c.parts[i] {
+			for _, p := range parts {
+				size := p.size(l.Heads, n)
 				clear(payload[size:padded(size)])
 				payload = payload[padded(size):]
 			}
@@ -252,6 +313,7 @@ func (c *Codec) clearPadding(payload []byte, n int) {
 type scratch struct {
 	keys   codec.Keys
 	values codec.Values
+	shapes [2][3]int // of centres
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
@@ -264,7 +326,7 @@ func (w *scratch) free() {
 
 // Encode writes the block of id to dst, which has at least Size(id.Tokens) bytes, and returns how many it wrote.
 // source returns the keys and values of a layer, of shape [heads, id.Tokens, head dimension]; raw rows are of their
-// layer's type. Nothing is allocated where the backend allocates nothing.
+// layer's type. Nothing is allocated where the backend allocates nothing and no centre is computed.
 func (c *Codec) Encode(dst []byte, id ID, source func(layer int) (k, v codec.Tensor, err error)) (int, error) {
 	size, err := c.Size(id.Tokens)
 	if err != nil {
@@ -318,6 +380,13 @@ func (c *Codec) encodeLayer(w *scratch, i, n int, k, v planes, kx, vx codec.Tens
 		}
 	} else {
 		w.keys.Codes, w.keys.Scales, w.keys.Zeros = k[0][:0], k[1][:0], k[2][:0]
+		if l.Params.CentreKeys {
+			w.keys.Zeros = nil
+			var err error
+			if w.keys.Centre, err = w.encodeCentre(l, 0, k, kx); err != nil {
+				return err
+			}
+		}
 		if err := c.kvs[i].EncodeKeys(&w.keys, kx); err != nil {
 			return err
 		}
@@ -326,7 +395,38 @@ func (c *Codec) encodeLayer(w *scratch, i, n int, k, v planes, kx, vx codec.Tens
 		return copyRows(v[0], vx, l.RawValues, "values")
 	}
 	w.values.Codes, w.values.Scales = v[0][:0], v[1][:0]
+	if l.Params.CentreValues {
+		var err error
+		if w.values.Centre, err = w.encodeCentre(l, 1, v, vx); err != nil {
+			return err
+		}
+	}
 	return c.kvs[i].EncodeValues(&w.values, vx)
+}
+
+// encodeCentre writes the centre of a side to its planes, the given one or that of the tokens x, and returns it.
+func (w *scratch) encodeCentre(l *Layer, side int, to planes, x codec.Tensor) (codec.Centre, error) {
+	_, c, _ := l.centre(side)
+	if c == nil {
+		made, err := codec.NewCentre(x)
+		if err != nil {
+			return made, err
+		}
+		c = &made
+	}
+	copy(to[meanPlane], c.Mean.Data)
+	copy(to[gainPlane], c.Gain.Data)
+	return w.centre(l, side, to), nil
+}
+
+// centre returns the centre in the planes of a side.
+func (w *scratch) centre(l *Layer, side int, from planes) codec.Centre {
+	_, _, dim := l.centre(side)
+	w.shapes[side] = [3]int{l.Heads, 1, dim}
+	return codec.Centre{
+		Mean: codec.Tensor{DType: codec.F16, Shape: w.shapes[side][:], Data: from[meanPlane]},
+		Gain: codec.Tensor{DType: codec.F16, Shape: w.shapes[side][:], Data: from[gainPlane]},
+	}
 }
 
 // check checks the shape of a layer's tensor of n tokens.
@@ -456,15 +556,20 @@ func (j layerJSON) layer() (Layer, error) {
 	l := Layer{Heads: j.Heads, Params: codec.KVParams{HeadDim: j.Keys.Dim, ValueHeadDim: j.Values.Dim}}
 	for _, s := range []struct {
 		side
-		raw    *codec.DType
-		packed *codec.Format
-	}{{j.Keys, &l.RawKeys, &l.Params.Keys}, {j.Values, &l.RawValues, &l.Params.Values}} {
+		raw     *codec.DType
+		packed  *codec.Format
+		centred *bool
+	}{{j.Keys, &l.RawKeys, &l.Params.Keys, &l.Params.CentreKeys}, {j.Values, &l.RawValues, &l.Params.Values, &l.Params.CentreValues}} {
 		if s.raw.UnmarshalText([]byte(s.Format)) == nil {
+			if s.Centred {
+				return l, errors.New("raw rows that are centred")
+			}
 			continue
 		}
 		if err := s.packed.UnmarshalText([]byte(s.Format)); err != nil {
 			return l, err
 		}
+		*s.centred = s.Centred
 		if s.ScaleType == nil || s.Policy == nil {
 			return l, errors.New("a packed side without scale_type or policy")
 		}
@@ -530,6 +635,12 @@ func (c *Codec) decodeLayer(w *scratch, i, n int, k, v planes, kx, vx codec.Tens
 	}
 	w.keys = codec.Keys{Shape: append(w.keys.Shape[:0], kx.Shape...), Codes: k[0], Scales: k[1], Zeros: k[2]}
 	w.values = codec.Values{Shape: append(w.values.Shape[:0], vx.Shape...), Codes: v[0], Scales: v[1]}
+	if l.RawKeys == 0 && l.Params.CentreKeys {
+		w.keys.Zeros, w.keys.Centre = nil, w.centre(l, 0, k)
+	}
+	if l.RawValues == 0 && l.Params.CentreValues {
+		w.values.Centre = w.centre(l, 1, v)
+	}
 	switch {
 	case l.RawKeys != 0 && l.RawValues != 0:
 		if err := storeRows(kx, k[0], l.RawKeys, "dst keys"); err != nil {

@@ -29,6 +29,10 @@ var layers = []block.Layer{
 	{Heads: 3, Params: codec.KVParams{HeadDim: 64, Keys: codec.Q8_0, Values: codec.Q4_0}, RawKeys: codec.BF16},
 	{Heads: 3, Params: codec.KVParams{HeadDim: 64, Keys: codec.Q8_0, Values: codec.Q4_0}, RawValues: codec.F16},
 	{Heads: 1, Params: codec.KVParams{HeadDim: 7, ValueHeadDim: 5}, RawKeys: codec.F32, RawValues: codec.BF16},
+	{Heads: 2, Params: codec.KVParams{HeadDim: 64, ValueHeadDim: 32, Keys: codec.R4, Values: codec.T2}},
+	{Heads: 3, Params: codec.KVParams{HeadDim: 32, ValueHeadDim: 64, Keys: codec.T4, Values: codec.R3, CentreKeys: true, CentreValues: true}},
+	{Heads: 2, Params: codec.KVParams{HeadDim: 32, Keys: codec.R5, Values: codec.Q4_0, CentreKeys: true}},
+	{Heads: 1, Params: codec.KVParams{HeadDim: 32, Keys: codec.R5, Values: codec.R3, CentreKeys: true, CentreValues: true}, RawKeys: codec.BF16},
 }
 
 func newCodec(t testing.TB, l []block.Layer) *block.Codec {
@@ -101,12 +105,20 @@ func TestRoundTrip(t *testing.T) {
 		for i, l := range layers {
 			wantK, wantV := k[i], v[i]
 			if l.RawKeys == 0 || l.RawValues == 0 {
-				kv, err := ref.New().KV(l.Params)
+				p := l.Params
+				p.CentreKeys = p.CentreKeys && l.RawKeys == 0
+				if l.RawKeys != 0 {
+					p.Keys, p.ValueHeadDim, p.HeadDim = codec.Q8_0, p.WithDefaults().ValueHeadDim, 64
+				}
+				kv, err := ref.New().KV(p)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if l.RawKeys == 0 {
 					var p codec.Keys
+					if l.Params.CentreKeys {
+						p.Centre = centre(t, k[i])
+					}
 					wantK = codec.NewTensor(codec.F32, k[i].Shape...)
 					if err := errors.Join(kv.EncodeKeys(&p, k[i]), kv.DecodeKeys(wantK, p)); err != nil {
 						t.Fatal(err)
@@ -114,6 +126,9 @@ func TestRoundTrip(t *testing.T) {
 				}
 				if l.RawValues == 0 {
 					var p codec.Values
+					if l.Params.CentreValues {
+						p.Centre = centre(t, v[i])
+					}
 					wantV = codec.NewTensor(codec.F32, v[i].Shape...)
 					if err := errors.Join(kv.EncodeValues(&p, v[i]), kv.DecodeValues(wantV, p)); err != nil {
 						t.Fatal(err)
@@ -123,6 +138,53 @@ func TestRoundTrip(t *testing.T) {
 			if !bytes.Equal(outK[i].Data, wantK.Data) || !bytes.Equal(outV[i].Data, wantV.Data) {
 				t.Errorf("%d tokens, layer %d: other rows", n, i)
 			}
+		}
+	}
+}
+
+func centre(t testing.TB, x codec.Tensor) codec.Centre {
+	t.Helper()
+	c, err := codec.NewCentre(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// A centre that is given is in every block, and decoding takes the block's.
+func TestGivenCentre(t *testing.T) {
+	p := codec.KVParams{HeadDim: 32, Keys: codec.R4, Values: codec.R4, CentreKeys: true, CentreValues: true}
+	before, n := wave(codec.F32, 7, 2, 40, 32), 5
+	keys, values := centre(t, before), centre(t, wave(codec.F32, 9, 2, 40, 32))
+	given := []block.Layer{{Heads: 2, Params: p, KeyCentre: &keys, ValueCentre: &values}}
+	k, v := source(given, n)
+	frame := encode(t, newCodec(t, given), id, k, v)
+	if usual := encode(t, newCodec(t, []block.Layer{{Heads: 2, Params: p}}), id, k, v); bytes.Equal(usual, frame) || len(usual) != len(frame) {
+		t.Error("the centre that is given has no effect")
+	}
+	_, saw, err := block.Inspect(frame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outK, outV := source(given, n)
+	if _, err := newCodec(t, saw).Decode(frame, id, func(int) (codec.Tensor, codec.Tensor, error) { return outK[0], outV[0], nil }); err != nil {
+		t.Fatal(err)
+	}
+	kv, err := ref.New().KV(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	packedK, packedV := codec.Keys{Centre: keys}, codec.Values{Centre: values}
+	wantK, wantV := codec.NewTensor(codec.F32, 2, n, 32), codec.NewTensor(codec.F32, 2, n, 32)
+	if err := errors.Join(kv.EncodeKeys(&packedK, k[0]), kv.EncodeValues(&packedV, v[0]), kv.Decode(wantK, wantV, packedK, packedV)); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(outK[0].Data, wantK.Data) || !bytes.Equal(outV[0].Data, wantV.Data) {
+		t.Error("other rows")
+	}
+	for _, bad := range []codec.Centre{{}, {Mean: keys.Mean}, {Mean: codec.NewTensor(codec.F16, 1, 32), Gain: keys.Gain}, {Mean: codec.NewTensor(codec.F32, 2, 1, 32), Gain: keys.Gain}} {
+		if _, err := block.New(ref.New(), []block.Layer{{Heads: 2, Params: p, KeyCentre: &bad}}); !errors.Is(err, block.ErrSpec) {
+			t.Errorf("%v: %v", bad, err)
 		}
 	}
 }
@@ -267,8 +329,9 @@ func TestOperands(t *testing.T) {
 	}
 }
 
-// Encode and Decode allocate nothing after the first call, where the backend does not.
+// Encode and Decode allocate nothing after the first call, where the backend does not: groups and raw rows on codec/cpu.
 func TestAllocs(t *testing.T) {
+	layers := layers[:5]
 	c, err := block.New(cpu.New(cpu.Options{Workers: 1}), layers)
 	if err != nil {
 		t.Fatal(err)
