@@ -124,6 +124,130 @@ class Cases:
                              "--keys", r"^(keys)\.", "--values", r"^(values)\.")
                     self.kv_decode(name)
 
+    def row_codes_encoded(self):
+        """Row codes with centres and raw tokens, of the command's choice and of others, and of given centres."""
+        minilm = ROOT / "testdata/kv_minilm.safetensors"
+        self.run("kv", "encode", minilm, self.dir / "row-default.packed.safetensors")
+        self.kv_decode("row-default")
+        codes = ("r2", "r3", "r4", "r5", "t2", "t3", "t4")
+        tensors = {}
+        for i, (d, dv, dtype) in enumerate(((32, 64, "F32"), (96, 160, "F16"), (256, 32, "BF16"), (224, 512, "F32"))):
+            for part, dim in (("keys", d), ("values", dv)):
+                x = normal((2, 2, 11, dim)) + rng.standard_normal(dim) * 3
+                raw = rng.choice([np.nan, np.inf, -np.inf, 65504, 1e30, 7], x.shape)
+                x[..., :2, :], x[..., -3:, :] = raw[..., :2, :], raw[..., -3:, :]
+                tensors[f"layers.{i}.{part}"] = dtype, x.shape, stored(x, dtype)
+        tensors["empty.keys"] = tensors["empty.values"] = "F16", (2, 0, 64), b""
+        path = self.dir / "input.rows.safetensors"
+        write(path, tensors, {})
+        for i, code in enumerate(codes):
+            name = f"row-{code}"
+            self.run("kv", "encode", path, self.dir / f"{name}.packed.safetensors", "--key-type", code, "--value-type", codes[i * 3 % 7],
+                     "--centred", ("keys", "values", "both", "none")[i % 4], "--raw-first", (2, 3)[i % 2], "--raw-last", (3, 9)[i // 2 % 2],
+                     "--policy", ("finite", "compat")[i // 3 % 2])
+            self.kv_decode(name)
+        self.run("kv", "encode", path, self.dir / "row-mixed.packed.safetensors", "--key-type", "q4_0", "--value-type", "t3", "--raw-first", 2, "--raw-last", 3)
+        self.kv_decode("row-mixed")
+
+    def row_snapshot(self):
+        """Random codes, scale codes, centres and raw tokens, with and without a row code."""
+        layers, tensors = [], {}
+        kinds = [("levels", b, c) for b in (2, 3, 4, 5) for c in (True, False)] + [("trellis", b, c) for b in (2, 3, 4) for c in (True, False)]
+        first, last = 2, 3
+        for i, (key, value) in enumerate(zip(kinds, kinds[5:] + kinds[:5])):
+            own = ("F16", "BF16", "F32")[i % 3]
+            lead, tokens = [[2, 1 + i % 2 if i else 0], [3], []][i % 3], (4, 9, 1)[i // 3 % 3]
+            coded = max(0, tokens - first - last)
+            f = min(first, tokens)
+            leads = int(np.prod(lead, dtype=object))
+            layer = {}
+            for part, d, (code, bits, centred) in (("keys", (32, 64, 96, 224)[i % 4], key), ("values", (128, 32, 160)[i % 3], value)):
+                name = f"layers.{i}.{part}"
+                layer[part] = {"name": name, "dtype": own, "shape": lead + [tokens, d], "bits": bits, "code": code}
+                if centred:
+                    layer[part]["centred"] = True
+                    tensors[name + ".mean"] = "F16", lead + [1, d], stored(rng.standard_normal((leads, d)) * 100, "F16")
+                    tensors[name + ".gain"] = "F16", lead + [1, d], stored(np.exp2(rng.uniform(-24, 15.9, (leads, d))), "F16")
+                scales = rng.integers(0, 248, leads * coded, np.uint8)
+                tensors[name + ".scales"] = "U8", lead + [coded, 1], np.where(rng.integers(0, 5, scales.shape) == 0, 0, scales).astype(np.uint8).tobytes()
+                tensors[name + ".codes"] = "U8", lead + [coded, d * bits // 8], rng.integers(0, 256, leads * coded * d * bits // 8, np.uint8).tobytes()
+                for suffix, n in ((".first", f), (".last", tokens - f - coded)):
+                    size = {"F32": 4, "F16": 2, "BF16": 2}[own]
+                    tensors[name + suffix] = own, lead + [n, d], rng.integers(0, 256, leads * n * d * size, np.uint8).tobytes()
+            layers.append(layer)
+        layers[0]["keys"]["signed"] = layers[1]["values"]["signed"] = False
+        layers[1]["keys"]["centred"] = None
+        layers[3]["keys"]["centred"] = False
+        kv = {"group": 64, "scale_type": "bf16", "policy": "finite", "scale": "search", "sign_seed": 42, "raw_first": first, "raw_last": last,
+              "layers": layers, "raw": []}
+        return tensors, kv
+
+    def row_codes_written(self):
+        tensors, kv = self.row_snapshot()
+        for policy in ("finite", "compat"):
+            kv["policy"] = policy
+            write(self.dir / f"row-random-{policy}.packed.safetensors", tensors, self.metadata(kv, "2"))
+            self.kv_decode(f"row-random-{policy}")
+        # Version 2 does not ask for what it adds.
+        plain, old = self.snapshot(32, "f16", "finite")
+        old["raw_last"] = None
+        write(self.dir / "row-plain.packed.safetensors", plain, self.metadata(old, "2"))
+        self.kv_decode("row-plain")
+
+    def row_codes_bad(self):
+        tensors, kv = self.row_snapshot()
+        i = next(i for i, l in enumerate(kv["layers"]) if l["keys"]["code"] == "trellis" and l["keys"].get("centred")
+                 and l["keys"]["bits"] == 4 and l["keys"]["shape"][-2] > 5 and 0 not in l["keys"]["shape"])
+        name = f"layers.{i}.keys"
+
+        def part(key, to):
+            def f(t, d):
+                if to is None:
+                    del d["layers"][i]["keys"][key]
+                else:
+                    d["layers"][i]["keys"][key] = to
+            return f
+
+        def top(key, to):
+            def f(t, d):
+                d[key] = to
+            return f
+
+        def drop(suffix):
+            def f(t, d):
+                del t[name + suffix]
+            return f
+
+        def put(suffix, at, data):
+            def f(t, d):
+                dtype, shape, old = t[name + suffix]
+                t[name + suffix] = dtype, shape, old[:at] + data + old[at + len(data):]
+            return f
+
+        def retype(suffix, dtype):
+            def f(t, d):
+                t[name + suffix] = dtype, *t[name + suffix][1:]
+            return f
+
+        changes = [
+            part("code", "viterbi"), part("code", "Levels"), part("code", 1), part("code", None), part("bits", 5), part("bits", 8), part("centred", False),
+            part("centred", 1), part("centred", None), part("signed", True), part("dtype", "F16" if kv["layers"][i]["keys"]["dtype"] != "F16" else "F32"),
+            top("raw_first", 1), top("raw_first", -1), top("raw_first", 2**31), top("raw_first", 2.0), top("raw_first", None), top("raw_last", 0), top("raw_last", "3"), top("rawFirst", 1),
+            drop(".mean"), drop(".gain"), drop(".first"), drop(".last"), drop(".scales"), retype(".mean", "BF16"), retype(".scales", "I8"),
+            put(".scales", 1, b"\xf8"), put(".scales", 0, b"\xff"), put(".mean", 2, b"\x00\x7c"), put(".mean", 4, b"\x01\x7e"),
+            put(".gain", 2, b"\x00\x7c"), put(".gain", 0, b"\0\0"), put(".gain", 0, b"\0\x80"), put(".gain", 0, b"\0\xbc"),
+        ]
+        for n, f in enumerate(changes):
+            t, d = dict(tensors), copy.deepcopy(kv)
+            f(t, d)
+            path = self.dir / f"row-{n}.bad.safetensors"
+            write(path, t, self.metadata(d, "2"))
+            self.refused("kv", path)
+        for n, version in enumerate(("1", "3", "2.0", "")):
+            path = self.dir / f"row-version-{n}.bad.safetensors"
+            write(path, tensors, self.metadata(kv, version))
+            self.refused("kv", path)
+
     def snapshot(self, group, scale_type, policy):
         """Random codes with random scales: NaN, infinities and subnormals of f16 among them."""
         dtype = scale_type.upper()
@@ -154,9 +278,9 @@ class Cases:
         return tensors, kv
 
     @staticmethod
-    def metadata(kv):
+    def metadata(kv, version="1"):
         text = kv if isinstance(kv, str) else json.dumps(kv)
-        return {"turbotrellis.format": "kv-snapshot", "turbotrellis.version": "1", "turbotrellis.kv": text, "own": "é"}
+        return {"turbotrellis.format": "kv-snapshot", "turbotrellis.version": version, "turbotrellis.kv": text, "own": "é"}
 
     def kv_written(self):
         for n, scale_type in enumerate(TYPES):
@@ -219,7 +343,7 @@ class Cases:
             drop, spare, retyped, reshaped, text(lambda s: s + "{}"), text(lambda s: s[:-1]), text(lambda s: s.replace('"group"', '"Group"')),
             text(lambda s: '{"group": 32, ' + s[1:]), text(lambda s: ""),
             text(lambda s: s.replace('"group": 32', '"group": null')), text(lambda s: s.replace('"bits": 3', '"bits": 3, "bits": 3')),
-            meta("turbotrellis.version", "2"), meta("turbotrellis.version", "1 "), meta("turbotrellis.format", "kv"),
+            meta("turbotrellis.version", "3"), meta("turbotrellis.version", "1 "), meta("turbotrellis.format", "kv"),
         ]
         for i, f in enumerate(changes):
             t, d = dict(tensors), copy.deepcopy(kv)
@@ -407,6 +531,9 @@ def main():
     c.kv_encoded()
     c.kv_written()
     c.kv_bad()
+    c.row_codes_encoded()
+    c.row_codes_written()
+    c.row_codes_bad()
     c.trellis_encoded()
     c.trellis_written()
     c.trellis_bad()

@@ -262,15 +262,19 @@ class Snapshot:
     def __init__(self, path):
         f = File(path)
         need(f.metadata.get("turbotrellis.format") == "kv-snapshot", "format")
-        need(f.metadata.get("turbotrellis.version") == "1", "version")
+        version = f.metadata.get("turbotrellis.version")
+        need(version in ("1", "2"), "version")
+        self.two = version == "2"
         need("turbotrellis.kv" in f.metadata, "no description")
         d = members(parse(f.metadata["turbotrellis.kv"]), "turbotrellis.kv",
-                    ("group", "scale_type", "policy", "scale", "sign_seed", "layers", "raw"))
+                    ("group", "scale_type", "policy", "scale", "sign_seed", "layers", "raw"), ("raw_first", "raw_last") if self.two else ())
         need(integer(d["group"]) and d["group"] in (32, 64), "group")
         need(d["scale_type"] in ("f16", "bf16", "f32"), "scale_type")
         need(d["policy"] in ("finite", "compat"), "policy")
         need(d["scale"] in ("rms", "search"), "scale")
         need(integer(d["sign_seed"]) and d["sign_seed"] == 42, "sign_seed")
+        self.first, self.last = (0 if d.get(k) is None else d[k] for k in ("raw_first", "raw_last"))
+        need(all(integer(n) and 0 <= n < 2**31 for n in (self.first, self.last)), "raw_first or raw_last")
         need(type(d["layers"]) is list, "layers")
         need(type(d["raw"]) is list and all(type(n) is str for n in d["raw"]), "raw")
         self.file, self.group, self.scale_type = f, d["group"], d["scale_type"].upper()
@@ -287,12 +291,12 @@ class Snapshot:
             for p in (k, v):
                 need(p["name"] not in restored, "described twice")
                 restored.add(p["name"])
-                for suffix, dtype, last in self.stored(p):
+                for suffix, dtype, tokens, last in self.stored(p):
                     name = p["name"] + suffix
                     need(name in left, f"{name} is missing or belongs to two parts")
                     left.remove(name)
                     t = f.tensors[name]
-                    need(t.dtype == dtype and t.shape == p["shape"][:-1] + [last], f"{name}: dtype or shape")
+                    need(t.dtype == dtype and t.shape == p["shape"][:-2] + [tokens, last], f"{name}: dtype or shape")
                 self.parts.append(p)
         for name in self.raw:
             need(name not in restored and name in left, f"{name}: missing or described twice")
@@ -301,29 +305,54 @@ class Snapshot:
         need(not left, f"{left} belong to nothing")
 
     def part(self, v, keys):
-        p = members(v, "part", ("name", "dtype", "shape", "bits"), ("signed",))
+        p = members(v, "part", ("name", "dtype", "shape", "bits"), ("signed", "code", "centred") if self.two else ("signed",))
         need(type(p["name"]) is str, "name")
         need(p["dtype"] in ("F32", "F16", "BF16"), "dtype")
         need(integers(p["shape"]) and len(p["shape"]) >= 2, "shape")
         need(p["signed"] is None or type(p["signed"]) is bool, "signed")
-        need(integer(p["bits"]) and p["bits"] in (2, 3, 4, 5, 8), "bits")
-        p["keys"], p["signed"] = keys, bool(p["signed"])
-        need(not p["signed"] or keys and p["bits"] == 8, "signed")
+        code = p["code"] = p.get("code")
+        need(code is None or type(code) is str and code in ("levels", "trellis"), "code")
+        need(integer(p["bits"]) and p["bits"] in {None: (2, 3, 4, 5, 8), "levels": (2, 3, 4, 5), "trellis": (2, 3, 4)}[code], "bits")
+        need(p.get("centred") is None or type(p["centred"]) is bool, "centred")
+        p["keys"], p["signed"], p["centred"] = keys, bool(p["signed"]), bool(p.get("centred"))
+        need(not p["signed"] or keys and p["bits"] == 8 and code is None, "signed")
+        need(not p["centred"] or code, "centred")
         product, d = 1, p["shape"][-1]
         for n in p["shape"]:
             product *= n or 1
         need(product < 2**57, "shape")
-        need(d > 0 and d % self.group == 0, "head dimension")
-        need(keys or factor(d) is not None, "head dimension of values")
+        need(d > 0 and d % (32 if code else self.group) == 0, "head dimension")
+        need(keys and not code or factor(d) is not None, "head dimension of rotated rows")
         return p
 
+    def split(self, p):
+        """The raw tokens at the beginning, the coded ones and the raw ones at the end."""
+        tokens = p["shape"][-2]
+        first = min(self.first, tokens)
+        last = min(self.last, tokens - first)
+        return first, tokens - first - last, last
+
     def stored(self, p):
-        """Suffix, dtype and last dimension of the tensors of a part."""
+        """Suffix, dtype and the last two dimensions of the tensors of a part."""
         d = p["shape"][-1]
-        yield ".scales", self.scale_type, d // self.group
-        if p["keys"]:
-            yield ".zeros", self.scale_type, d // self.group
-        yield ".codes", "I8" if p["signed"] else "U8", d * p["bits"] // 8
+        first, n, last = self.split(p)
+        if p["code"]:
+            yield ".scales", "U8", n, 1
+        else:
+            yield ".scales", self.scale_type, n, d // self.group
+            if p["keys"]:
+                yield ".zeros", self.scale_type, n, d // self.group
+        yield ".codes", "I8" if p["signed"] else "U8", n, d * p["bits"] // 8
+        if p["centred"]:
+            yield ".mean", "F16", 1, d
+            yield ".gain", "F16", 1, d
+        if self.first:
+            yield ".first", p["dtype"], first, d
+        if self.last:
+            yield ".last", p["dtype"], last, d
+
+    def get(self, p, suffix):
+        return self.file.tensors[p["name"] + suffix].data
 
     def decode(self, dtype=None):
         """Tensors by name, parts in the given type or in their own."""
@@ -331,24 +360,51 @@ class Snapshot:
         for p in self.parts:
             t = dtype or p["dtype"]
             if p["name"] not in self.decoded:
-                self.decoded[p["name"]] = self.rows(p).reshape(-1)
-            x = self.decoded[p["name"]]
-            result[p["name"]] = Tensor(t, p["shape"], out(x, t, self.finite))
+                self.decoded[p["name"]] = (self.row_codes if p["code"] else self.groups)(p).reshape(-1)
+            pieces = [out(self.decoded[p["name"]], t, self.finite)]
+            for suffix, there in ((".first", self.first), (".last", self.last)):
+                data = self.get(p, suffix) if there else b""
+                pieces.append(data if t == p["dtype"] else out(widen(data, p["dtype"]), t, self.finite))
+            first, n, last = self.split(p)
+            size = p["shape"][-1] * BITS[t] // 8
+            leads = int(np.prod(p["shape"][:-2], dtype=object))
+            coded, before, after = (np.frombuffer(b, np.uint8).reshape(leads, m, size) for b, m in zip(pieces, (n, first, last)))
+            result[p["name"]] = Tensor(t, p["shape"], np.concatenate((before, coded, after), 1).tobytes())
         return result
 
-    def rows(self, p):
-        d, get = p["shape"][-1], lambda suffix: self.file.tensors[p["name"] + suffix].data
-        rows, groups = int(np.prod(p["shape"][:-1], dtype=object)), d // self.group
-        scale = widen(get(".scales"), self.scale_type).reshape(rows, groups, 1)
-        index = unpack(get(".codes"), rows, d, p["bits"])
+    def groups(self, p):
+        """Coded rows of §2 and §4."""
+        d, leads = p["shape"][-1], int(np.prod(p["shape"][:-2], dtype=object))
+        rows, groups = leads * self.split(p)[1], d // self.group
+        scale = widen(self.get(p, ".scales"), self.scale_type).reshape(rows, groups, 1)
+        index = unpack(self.get(p, ".codes"), rows, d, p["bits"])
         if p["signed"]:
             index = index.astype(np.uint8).view(np.int8)
         index = index.reshape(rows, groups, self.group)
         if p["keys"]:  # §2
-            zero = widen(get(".zeros"), self.scale_type).reshape(rows, groups, 1)
+            zero = widen(self.get(p, ".zeros"), self.scale_type).reshape(rows, groups, 1)
             return (index.astype(F) + zero) * scale
         centroids = f32_table(TABLES["lloyd_max"][str(p["bits"])]["centroids"])  # §4
         return rotate_back((centroids[index] * scale).reshape(rows, d))
+
+    def row_codes(self, p):
+        """Coded rows of §10."""
+        d, leads, n = p["shape"][-1], int(np.prod(p["shape"][:-2], dtype=object)), self.split(p)[1]
+        code = np.frombuffer(self.get(p, ".scales"), np.uint8).reshape(leads * n, 1)
+        need((code <= 247).all(), "scale code")
+        if p["code"] == "trellis":
+            f = f32_table(TABLES["row_codes"][str(p["bits"])])
+            values = f[states(self.get(p, ".codes"), p["bits"], d, 8)].reshape(leads * n, d)
+        else:
+            centroids = f32_table(TABLES["lloyd_max"][str(p["bits"])]["centroids"])
+            values = centroids[unpack(self.get(p, ".codes"), leads * n, d, p["bits"])]
+        scale = (code.astype(np.uint16) * 128).view(np.float16).astype(F)
+        x = rotate_back(np.where(code == 0, F(0), values * scale))
+        if not p["centred"]:
+            return x
+        mean, gain = (widen(self.get(p, s), "F16").reshape(leads, 1, d) for s in (".mean", ".gain"))
+        need(np.isfinite(mean).all() and np.isfinite(gain).all() and (gain > 0).all(), "mean or gain")
+        return x.reshape(leads, n, d) * gain + mean
 
 
 # --- format.md: trellis weights ------------------------------------------------------
@@ -517,7 +573,7 @@ def check(folder):
         name, _, kind = path.name.removesuffix(".safetensors").rpartition(".")
         if kind == "bad":
             try:
-                Snapshot(path) if is_snapshot(path) else Model(path)
+                Snapshot(path).decode() if is_snapshot(path) else Model(path)
             except Refused:
                 refused += 1
             else:
