@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/cpu"
 	"github.com/turbotrellis/turbotrellis/trellis"
@@ -168,6 +169,101 @@ func BenchmarkEncodeBlocks(b *testing.B) {
 					b.Fatal(err)
 				}
 				return func() error { return c.EncodeBlocks(context.Background(), states, x) }
+			})
+		})
+	}
+}
+
+// rowFormats are the row codes that are measured, as values.
+func rowFormats(b *testing.B, f func(b *testing.B, p codec.KVParams, name string)) {
+	for _, v := range []codec.Format{codec.T3, codec.T4, codec.R4} {
+		for _, centred := range []bool{false, true} {
+			p := codec.KVParams{HeadDim: 128, Keys: codec.Q8_0, Values: v, CentreValues: centred}
+			f(b, p, fmt.Sprintf("code=%v/centred=%v", v, centred))
+		}
+	}
+}
+
+func rowBench(b *testing.B, p codec.KVParams, rows int, op func(c codec.KV, v *codec.Values, x, y codec.Tensor) error) {
+	x := normal(codec.F32, 1, rows, p.HeadDim)
+	y := codec.NewTensor(codec.BF16, x.Shape...)
+	measure(b, x.Len(), func(back codec.Backend) func() error {
+		c, err := back.KV(p)
+		if err != nil {
+			b.Fatal(err)
+		}
+		var v codec.Values
+		if p.CentreValues {
+			if v.Centre, err = codec.NewCentre(x); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := c.EncodeValues(&v, x); err != nil {
+			b.Fatal(err)
+		}
+		return func() error { return op(c, &v, x, y) }
+	})
+}
+
+func BenchmarkEncodeRows(b *testing.B) {
+	rowFormats(b, func(b *testing.B, p codec.KVParams, name string) {
+		rows := 128
+		if !p.Values.Trellis() {
+			rows = benchRows
+		}
+		b.Run(name, func(b *testing.B) {
+			rowBench(b, p, rows, func(c codec.KV, v *codec.Values, x, _ codec.Tensor) error { return c.EncodeValues(v, x) })
+		})
+	})
+}
+
+func BenchmarkDecodeRows(b *testing.B) {
+	rowFormats(b, func(b *testing.B, p codec.KVParams, name string) {
+		b.Run(name, func(b *testing.B) {
+			rowBench(b, p, 512, func(c codec.KV, v *codec.Values, _, y codec.Tensor) error { return c.DecodeValues(y, *v) })
+		})
+	})
+}
+
+// BenchmarkProduct counts weights, once for all rows of x.
+func BenchmarkProduct(b *testing.B) {
+	r := rand.New(rand.NewPCG(9, 10))
+	const out, in = 4096, 4096
+	p := trellis.DefaultParams(3)
+	g := trellis.Geometry{Axis: 1, Out: out, In: in}
+	m := &trellis.Matrix{Params: p, Geometry: g, Codes: make([]uint32, g.CodesLen(p)), Scales: make([]uint16, g.Rows())}
+	for i := range m.Codes {
+		m.Codes[i] = r.Uint32()
+	}
+	for i := range m.Scales {
+		m.Scales[i] = 0x3000 + uint16(r.IntN(1024))
+	}
+	var rows codec.AffineRows
+	w := normal(codec.BF16, out, in)
+	f := affine.RowFormat{Bits: 4, Group: 64}
+	for _, n := range []int{1, 4, 16} {
+		x, y := normal(codec.BF16, n, in), codec.NewTensor(codec.F32, n, out)
+		b.Run(fmt.Sprintf("weights=trellis3/M=%d", n), func(b *testing.B) {
+			measure(b, out*in, func(back codec.Backend) func() error {
+				c, err := back.Trellis(p)
+				if err != nil {
+					b.Fatal(err)
+				}
+				return func() error { return c.MatMul(y, x, m, codec.ProductOptions{}) }
+			})
+		})
+		b.Run(fmt.Sprintf("weights=affine4/M=%d", n), func(b *testing.B) {
+			measure(b, out*in, func(back codec.Backend) func() error {
+				c, err := back.Affine(f)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if rows.Codes == nil {
+					if err := c.Quantize(&rows, w); err != nil {
+						b.Fatal(err)
+					}
+				}
+				return func() error { return c.MatMul(y, x, rows, codec.ProductOptions{}) }
 			})
 		})
 	}

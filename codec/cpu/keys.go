@@ -53,6 +53,25 @@ type keyBatch struct {
 	scale, se, zero [batch]uint32
 }
 
+// batch512 is the number of groups that the kernels of AVX-512 take at once, candidates that of the scales of a search.
+const batch512, candidates = 16, 9
+
+// wideBatch is what the steps of those kernels hand on.
+type wideBatch struct {
+	x              []float32                    // rotated rows: a row, or those of batch512 groups
+	bytes          []byte                       // float32 elements of as many
+	a, b           [batch512][16]float32        // a vector for each group
+	scale, zero    [batch512]uint32             // bits, as all that follows
+	tried          [candidates][batch512]uint32 // scales of a search
+	minus, inverse [candidates][batch512]uint32 // −1 times a divisor, and its reciprocal
+	best           [batch512]uint8              // the candidate of a group
+}
+
+func newWideBatch(dim int) *wideBatch {
+	n := max(dim, batch512*maxGroup)
+	return &wideBatch{x: make([]float32, n), bytes: make([]byte, 4*n)}
+}
+
 // keyKernels are vector kernels: nil, or for every group but those they say they cannot do.
 type keyKernels struct {
 	encode func(c *keyCoder, w *row, codes, scales, zeros, src []byte, t codec.DType) found

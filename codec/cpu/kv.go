@@ -31,7 +31,13 @@ func newKV(b *backend, p codec.KVParams) (*kv, error) {
 	c.keyCodes, c.keyScales = p.KeyRowLen()
 	c.valueCodes, c.valueScales = p.ValueRowLen()
 	dim := max(p.HeadDim, p.ValueHeadDim)
-	c.rows.New = func() any { return &row{x: make([]float32, dim), src: make([]byte, 4*dim), dst: make([]byte, 4*dim)} }
+	c.rows.New = func() any {
+		w := &row{x: make([]float32, dim), src: make([]byte, 4*dim), dst: make([]byte, 4*dim)}
+		if b.level >= AVX512 {
+			w.wide = newWideBatch(dim)
+		}
+		return w
+	}
 	c.calls.New = func() any { return new(kvCall) }
 	return c, nil
 }
@@ -41,7 +47,8 @@ type row struct {
 	x        []float32 // a row of values
 	src, dst []byte    // a row of a tensor with gaps, without them
 	group    group
-	batch    keyBatch // vector kernels
+	batch    keyBatch   // vector kernels
+	wide     *wideBatch // those of AVX-512
 	pad      [128]byte
 }
 

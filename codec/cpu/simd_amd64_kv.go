@@ -24,6 +24,10 @@ func keyKernelsFor(c *keyCoder, level Level) keyKernels {
 		return keyKernels{}
 	}
 	k := &keySIMD{newCodes(int(c.packer.bits)), math.Float32bits(c.rangeScale)}
+	if level >= AVX512 {
+		k := &key512{*k, newCodes16(int(c.packer.bits))}
+		return keyKernels{encode: k.encode, decode: k.decode}
+	}
 	return keyKernels{encode: k.encode, decode: k.decode}
 }
 
@@ -43,6 +47,10 @@ func valueKernelsFor(c *valueCoder, level Level) valueKernels {
 			for l := range k.centroids[i] {
 				k.centroids[i][l] = c.levels.centroids[(8*i+l)%(1<<c.bits)]
 			}
+		}
+		if level >= AVX512 {
+			k := newValue512(c, k)
+			return valueKernels{encode: k.encode, decode: k.decode}
 		}
 	}
 	return valueKernels{encode: k.encode, decode: k.decode}
@@ -76,21 +84,26 @@ func (c *codes) put(dst []byte, i0, i1, i2, i3 archsimd.Uint32x8) {
 	i0, i1, i2, i3 = i0.ShiftLeft(left), i1.ShiftLeft(left), i2.ShiftLeft(left), i3.ShiftLeft(left)
 	var w [8]uint32 // of vector i: lanes 0 to 3 in w[i], lanes 4 to 7 in w[4+i]
 	i0.AddPairsGrouped(i1).AddPairsGrouped(i2.AddPairsGrouped(i3)).Store(&w)
-	n := c.bits & 15
+	n := int(c.bits & 15)
 	half := 4 * n & 63
-	v0, v1 := uint64(w[0])|uint64(w[4])<<half, uint64(w[1])|uint64(w[5])<<half
-	v2, v3 := uint64(w[2])|uint64(w[6])<<half, uint64(w[3])|uint64(w[7])<<half
-	if len(dst) >= int(3*n)+8 { // each word's upper bytes are written again
-		binary.LittleEndian.PutUint64(dst, v0)
-		binary.LittleEndian.PutUint64(dst[n:], v1)
-		binary.LittleEndian.PutUint64(dst[2*n:], v2)
-		binary.LittleEndian.PutUint64(dst[3*n:], v3)
+	putWords(dst, &[4]uint64{
+		uint64(w[0]) | uint64(w[4])<<half, uint64(w[1]) | uint64(w[5])<<half,
+		uint64(w[2]) | uint64(w[6])<<half, uint64(w[3]) | uint64(w[7])<<half,
+	}, n)
+}
+
+// putWords writes the low n bytes of each word.
+func putWords(dst []byte, w *[4]uint64, n int) {
+	if len(dst) >= 3*n+8 { // each word's upper bytes are written again
+		binary.LittleEndian.PutUint64(dst, w[0])
+		binary.LittleEndian.PutUint64(dst[n:], w[1])
+		binary.LittleEndian.PutUint64(dst[2*n:], w[2])
+		binary.LittleEndian.PutUint64(dst[3*n:], w[3])
 		return
 	}
-	put(dst[:n], v0)
-	put(dst[n:2*n], v1)
-	put(dst[2*n:3*n], v2)
-	put(dst[3*n:4*n], v3)
+	for i, v := range w {
+		put(dst[i*n:(i+1)*n], v)
+	}
 }
 
 // padded returns src, or if it is shorter than n + 16 bytes a copy that is not.
