@@ -11,3 +11,5 @@ func valueKernelsFor(*valueCoder, Level) valueKernels { return valueKernels{} }
 func trellisKernelsFor(*weights, Level) trellisKernels { return trellisKernels{} }
 
 func stepsSIMD(trellis.Params, Level) steps { return nil }
+
+func rowSearchFor(*weights, Level) *rowSearch { return nil }

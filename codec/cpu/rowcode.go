@@ -21,8 +21,9 @@ type rowCode struct {
 	compat  bool
 	codeLen int // bytes of a row
 	rot     *rotation
-	levels  *levels  // of the levels code, else nil
-	weights *weights // of the trellis code
+	levels  *levels    // of the levels code, else nil
+	weights *weights   // of the trellis code
+	search  *rowSearch // its vector search, or nil
 	packer  bitPacker
 
 	rows sync.Pool // of *codeRow
@@ -41,6 +42,7 @@ func (b *backend) RowCode(f codec.Format, dim int, p codec.Policy) (driver.RowCo
 			return nil, err
 		}
 		c.weights = newWeights(b, trellis.Params{L: trellis.RowL, K: f.Bits(), T: dim}, values)
+		c.search = rowSearchFor(c.weights, b.level)
 	} else if c.levels, err = newLevels(f.Bits()); err != nil {
 		return nil, err
 	}
@@ -58,6 +60,7 @@ type codeRow struct {
 	states       []uint16
 	words        []uint32
 	search       *viterbi // made by the first encoder
+	paths        *rowPaths
 	call         trellisCall
 }
 
@@ -93,7 +96,10 @@ type rowCall struct {
 
 func (c *rowCode) run(a *rowCall, rows, size int) {
 	a.c, a.rows, a.per = c, rows, max(1, chunkBytes/(c.dim*size))
-	if a.op == encodeRow && c.weights != nil { // a search is worth handing out alone
+	switch {
+	case a.op == encodeRow && c.search != nil:
+		a.per = c.search.lanes
+	case a.op == encodeRow && c.weights != nil: // a search is worth handing out alone
 		a.per = max(1, a.per/16)
 	}
 	a.nonFinite.Store(none)
@@ -137,6 +143,10 @@ func (a *rowCall) chunk(i int) {
 	w := c.rows.Get().(*codeRow)
 	defer c.rows.Put(w)
 	w.centre = -1
+	if a.op == encodeRow && c.search != nil {
+		a.encodeLanes(w, i*a.per, min((i+1)*a.per, a.rows))
+		return
+	}
 	saturated := 0
 	for r := i * a.per; r < min((i+1)*a.per, a.rows); r++ {
 		codes := func() []byte { return a.codes[r*c.codeLen:][:c.codeLen] }
@@ -230,6 +240,21 @@ func rowScale(c int) float32 { return pack.FromF16(uint16(c << 7)) }
 
 // encode packs the row in w.x. It is false where the row's scale overflows.
 func (a *rowCall) encode(w *codeRow, codes []byte, r int) (scale byte, ok bool) {
+	c := a.c
+	c0, largest, ok := a.rotate(w, r)
+	switch {
+	case c0 == 0:
+		clear(codes)
+		return 0, ok
+	case c.levels != nil:
+		return c.encodeLevels(w, codes, c0, largest), true
+	}
+	return c.encodeTrellis(w, codes, c0), true
+}
+
+// rotate makes the row in w.x canonical, centres and rotates it. It returns its first scale code and its largest
+// magnitude. It is false where the scale overflows.
+func (a *rowCall) rotate(w *codeRow, r int) (c0 int, largest float32, ok bool) {
 	c, y := a.c, w.x
 	for i, v := range y {
 		y[i] = f32.Canon(v)
@@ -243,7 +268,6 @@ func (a *rowCall) encode(w *codeRow, codes []byte, r int) (scale byte, ok bool) 
 	octets(y)
 	c.rot.forward(y)
 	var lanes [32]float32
-	largest := float32(0)
 	for i := 0; i < len(y); i += 32 {
 		for l, v := range (*[32]float32)(y[i:]) {
 			lanes[l] += flush(v * v)
@@ -252,17 +276,51 @@ func (a *rowCall) encode(w *codeRow, codes []byte, r int) (scale byte, ok bool) 
 	}
 	h := pack.ToF16(f32.Sqrt(flush(f32.TreeSum(lanes[:]) / float32(len(y)))))
 	if h&0x7c00 == 0x7c00 {
-		return 0, false
+		return 0, largest, false
 	}
-	c0 := min((int(h)+64)>>7, maxRowScale)
-	switch {
-	case c0 == 0:
-		clear(codes)
-		return 0, true
-	case c.levels != nil:
-		return c.encodeLevels(w, codes, c0, largest), true
+	return min((int(h)+64)>>7, maxRowScale), largest, true
+}
+
+// encodeLanes packs rows lo to hi−1, at most as many as the search has lanes.
+func (a *rowCall) encodeLanes(w *codeRow, lo, hi int) {
+	c := a.c
+	if w.paths == nil {
+		w.paths = newRowPaths(c.search)
 	}
-	return c.encodeTrellis(w, codes, c0), true
+	p, n := w.paths, c.search.lanes
+	p.rows = 0
+	for r := lo; r < hi; r++ {
+		a.x.load(w.x, w.buf, r)
+		if i := firstNonFinite(w.x); i >= 0 {
+			least(&a.nonFinite, int64(r*c.dim+i))
+			return
+		}
+		c0, _, ok := a.rotate(w, r)
+		if !ok {
+			least(&a.overflow, int64(r*c.dim))
+			continue // an element that is not finite comes before it
+		}
+		if c0 == 0 {
+			a.scales[r] = 0
+			clear(a.codes[r*c.codeLen:][:c.codeLen])
+			continue
+		}
+		l, s := p.rows, rowScale(c0)
+		p.row[l], p.c0[l] = r, c0
+		copy(p.y[l*c.dim:], w.x)
+		for t, v := range w.x {
+			p.x2[t*n+l] = 2 * (v / s)
+		}
+		p.rows++
+	}
+	if p.rows == 0 {
+		return
+	}
+	c.search.encode(p)
+	for l := range p.rows {
+		r := p.row[l]
+		a.scales[r] = c.finishTrellis(w, a.codes[r*c.codeLen:][:c.codeLen], p.y[l*c.dim:][:c.dim], p.states[l*c.dim:][:c.dim], p.c0[l])
+	}
 }
 
 // encodeLevels tries the scales around c0 and keeps the first of least squared error.
@@ -303,13 +361,18 @@ func (c *rowCode) encodeTrellis(w *codeRow, codes []byte, c0 int) byte {
 		w.samples[i] = y / s
 	}
 	w.search.encode(w.states, w.samples, &w.call)
+	return c.finishTrellis(w, codes, w.x, w.states, c0)
+}
+
+// finishTrellis packs a path of the rotated row y with the best scale for it.
+func (c *rowCode) finishTrellis(w *codeRow, codes []byte, y []float32, states []uint16, c0 int) byte {
 	best, bestError := 0, float32(0)
 	for _, step := range [...]int{0, -1, 1} {
 		code := min(max(c0+step, 1), maxRowScale)
 		s := rowScale(code)
 		var lanes [32]float32
-		for i := 0; i < len(w.x); i += 32 {
-			y, states := (*[32]float32)(w.x[i:]), (*[32]uint16)(w.states[i:])
+		for i := 0; i < len(y); i += 32 {
+			y, states := (*[32]float32)(y[i:]), (*[32]uint16)(states[i:])
 			for l, v := range y {
 				e := float32(c.weights.values[states[l]]*s) - v
 				lanes[l] += flush(e * e)
@@ -319,7 +382,7 @@ func (c *rowCode) encodeTrellis(w *codeRow, codes []byte, c0 int) byte {
 			best, bestError = code, sum
 		}
 	}
-	packBlock(w.words, w.states, c.weights.p)
+	packBlock(w.words, states, c.weights.p)
 	for i, v := range w.words {
 		binary.LittleEndian.PutUint32(codes[4*i:], v)
 	}
