@@ -79,6 +79,7 @@ type Info struct {
 	MaxBuffer            uint64 // bytes in one buffer
 	MaxThreadgroupMemory int    // bytes of threadgroup memory, static and dynamic together
 	MaxThreads           [3]int // threads in a threadgroup, by dimension
+	Cores                int    // that run threadgroups, 0 where the system does not tell
 }
 
 // Options choose a device. The zero value takes the first that the system lists.

@@ -125,14 +125,15 @@ type TrellisScalesArgs struct {
 // TrellisEncodeArgs: block b of the dispatch is block Block0 + b of the matrix, row by row,
 // RowBlocks per row. SlotBytes is TrellisLaunch's. Scaled 0 takes the samples as they are;
 // its status words index sample Block·b + t, StatusScaleOverflow one beyond ±2^60.
-// States are uint16.
+// States are uint16. Rounds is TrellisLaunch's.
 type TrellisEncodeArgs struct {
-	W, Scales, Codes, States     View
-	SlotBytes                    uint64
-	Blocks, Block0, RowBlocks    uint32
-	Block, StateBits, Bits       uint32
-	WType, Scaled, TailBiting    uint32
-	WriteCodes, WriteStates, Pad uint32
+	W, Scales, Codes, States  View
+	SlotBytes                 uint64
+	Blocks, Block0, RowBlocks uint32
+	Block, StateBits, Bits    uint32
+	WType, Scaled, TailBiting uint32
+	WriteCodes, WriteStates   uint32
+	Rounds                    uint32
 }
 
 // TrellisExpandArgs serves trellis_expand* and trellis_tile_*. Interleaved codes are

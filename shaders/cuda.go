@@ -49,7 +49,14 @@ var cudaBuiltins = map[Launch]struct {
 func (v Variant) cudaSource() string {
 	var b strings.Builder
 	l := cudaBuiltins[v.Launch]
-	fmt.Fprintf(&b, "\nextern \"C\" __global__ void __launch_bounds__(%d) %s(\n", l.threads, v.Name)
+	if v.Launch == Blocks {
+		l.threads = v.maxThreads()
+	}
+	bounds := fmt.Sprint(l.threads)
+	if v.Launch == Blocks && v.Bits != 0 {
+		bounds += ", 2" // threadgroups that the registers of a multiprocessor have to be enough for
+	}
+	fmt.Fprintf(&b, "\nextern \"C\" __global__ void __launch_bounds__(%s) %s(\n", bounds, v.Name)
 	var pass []string
 	for _, p := range v.Params {
 		fmt.Fprintf(&b, "    %s %s,\n", p.Type, p.Name)

@@ -60,42 +60,49 @@ type TrellisPlan struct {
 	Kernel    string
 	Threads   int    // in a threadgroup
 	Bytes     int    // threadgroup memory 0
+	Blocks    int    // that a threadgroup searches at a time
+	Rounds    int    // for the argument struct
 	SlotBytes uint64 // scratch for each threadgroup of the grid
 }
 
-// trellisStates is how many states a thread of trellis_encode_k* owns, trellisItems in how many
-// runs. 2^k / (states/items) lanes share a group of predecessors, 32 at most.
-func trellisStates(k int) int {
-	if k == 8 {
-		return 8
-	}
-	return 4
-}
+// SearchThreads is the threadgroup of trellis_encode_k*.
+const SearchThreads = 256
 
-func trellisItems(k int) int {
-	if k == 1 {
+// searchSteps is S of trellis.metal: the transitions between two exchanges of metrics.
+func searchSteps(k int) int {
+	if k <= 2 {
 		return 2
 	}
 	return 1
 }
 
-// TrellisLaunch picks the Viterbi kernel for L state bits, k symbol bits and blocks of T.
-// The specialised ones keep every metric in threadgroup memory and every code value in
-// registers; they need L ≤ 12, a whole number of SIMD-groups and their exact thread count.
-// The scratch buffer holds one slot for each threadgroup of the grid, which may be any size
-// up to the number of blocks: threadgroups take further blocks in turn.
-func TrellisLaunch(stateBits, k, block, maxThreads, memory int) TrellisPlan {
+// TrellisLaunch picks the Viterbi kernel for `blocks` blocks of T = block with L state bits and k symbol bits, of
+// which each of `groups` threadgroups should have some. The specialised kernels take L from 8 to 12 and keep sixteen states per thread
+// in registers; their threadgroups search as many blocks at a time as they have 2^(L−4) threads, in up to `rounds` rounds between
+// two barriers. The scratch buffer holds one slot for each threadgroup of the grid, which may be any size: threadgroups
+// take further blocks in turn.
+func TrellisLaunch(stateBits, k, block, blocks, groups, rounds, maxThreads, memory int) TrellisPlan {
 	states := 1 << stateBits
+	if stateBits >= 8 && stateBits <= 12 && states/16 <= maxThreads && maxThreads >= 32 {
+		threads := min(SearchThreads, 1<<(bits.Len(uint(maxThreads))-1))
+		subs := threads * 16 / states
+		room := subs * max(16, states>>k) * 8 // bytes of a round
+		if room <= memory {
+			rounds = max(1, min(rounds, memory/room, blocks/(groups*subs)))
+			back := threads * searchSteps(k) * (block / searchSteps(k))
+			if k > 4 {
+				back = threads >> (k - 4) * block
+			}
+			return TrellisPlan{Kernel: fmt.Sprintf("trellis_encode_k%d", k), Threads: threads, Bytes: rounds * room, Blocks: rounds * subs, Rounds: rounds,
+				SlotBytes: align16(uint64(rounds) * (uint64(subs)*uint64(block)*8 + uint64(back)))}
+		}
+	}
 	slot := uint64(block)*8 + uint64(block)*uint64(states>>k)
-	threads := states / trellisStates(k)
-	if bytes := 8 * states; threads%32 == 0 && threads <= maxThreads && bytes <= memory && stateBits <= 12 {
-		return TrellisPlan{Kernel: fmt.Sprintf("trellis_encode_k%d", k), Threads: threads, Bytes: bytes, SlotBytes: align16(slot)}
-	}
-	threads = min(maxThreads&^31, max(32, states>>k))
+	threads := min(maxThreads&^31, max(32, states>>k))
 	if bytes := 256 + 8*states; bytes <= memory {
-		return TrellisPlan{Kernel: "trellis_encode_any", Threads: threads, Bytes: bytes, SlotBytes: align16(slot)}
+		return TrellisPlan{Kernel: "trellis_encode_any", Threads: threads, Bytes: bytes, Blocks: 1, SlotBytes: align16(slot)}
 	}
-	return TrellisPlan{Kernel: "trellis_encode_device", Threads: threads, Bytes: 256, SlotBytes: align16(slot + 8*uint64(states))}
+	return TrellisPlan{Kernel: "trellis_encode_device", Threads: threads, Bytes: 256, Blocks: 1, SlotBytes: align16(slot + 8*uint64(states))}
 }
 
 // TileGrid assigns threads to whole tiles of rowTile interleaved rows, four weights per thread.

@@ -188,7 +188,7 @@ struct TrellisEncodeArgs {
     uint tail_biting;
     uint write_codes;
     uint write_states;
-    uint pad;
+    uint rounds;
 };
 static_assert(sizeof(TrellisEncodeArgs) == 216, "TrellisEncodeArgs is laid out as in args.go");
 

@@ -19,7 +19,7 @@ var ops = []struct{ op, does, threads, memory, moved, barriers string }{
 	{"kv_inverse", "keys, and values with the rotation undone", "d: 256, 32 per row; any: max(32, d/8) per row, at least 256 per threadgroup", "d: none; any: 4·dim per row", "keys_decode and values_decode", "d: 0; any: 1 + passes"},
 	{"trellis_scales", "row scales", "256, 32 per row", "none", "x", "0"},
 	{"trellis_refit", "refitted row scales", "256, 32 per row", "none", "x + 2", "0"},
-	{"trellis_encode", "Viterbi search, one threadgroup per block", "k: 2^L/4 (k = 8: 2^L/8), 1024 at L = 12; any, device: up to 2^(L−k)", "k: 8·2^L, 32 KiB at L = 12; any: 256 + 8·2^L; device: 256", "x + b/8, and in scratch 2^(L−k) per pass (device: 8·2^L more)", "3 + T per pass, 2 per block"},
+	{"trellis_encode", "Viterbi search of 2^(12−L) blocks per round (k), or of one (any, device)", "k: 256, 2^(L−4) per block; any, device: up to 2^(L−k)", "k: 8·2^(12−k) per round (128·2^(12−L) if that is more); any: 256 + 8·2^L; device: 256", "x + b/8, and in scratch per pass 2^(L−4) (k > 4, any, device: 2^(L−k); device: 8·2^L more)", "k: 2 + T (k ≤ 2: 2 + T/2) per pass; any, device: 3 + T; 1 or 2 per block"},
 	{"trellis_expand", "weights of packed blocks, one window per weight", "256, one element per thread", "none", "b/8 + y", "0"},
 	{"trellis_expand4", "four weights from one window", "256, 4 elements per thread", "none", "b/8 + y", "0"},
 	{"trellis_tile", "the same over interleaved codes, tiles of rows", "256, 4 elements per thread", "none", "b/8 + y", "0"},

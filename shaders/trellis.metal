@@ -65,7 +65,7 @@ static inline void trellis_refit_row(const device uchar* w, const device ushort*
     }
 }
 
-// ---- Viterbi: one threadgroup per block ----
+// ---- Viterbi ----
 //
 // A step takes metrics g over all 2^L states to the next ones. States n that share
 // n >> k share their predecessors n >> k + m·2^(L−k), so the work of a step is 2^(L−k)
@@ -74,25 +74,510 @@ static inline void trellis_refit_row(const device uchar* w, const device ushort*
 constant float pinned_metric = -1e30f;
 constant float sample_limit = 1152921504606846976.0f; // 2^60
 
+// numerics §6.3: of doubled sample x and a state of value f.
+static inline float emission(float x, float f, float square) {
+    const float product = x * f;
+    return product - square;
+}
+
 static inline bool better(float g, uint n, float other, uint other_n) {
     return other > g || (other == g && other_n > n);
 }
 
-// Where the specialised kernels keep the metric of state n in threadgroup memory. A step stores runs of Q and
-// loads one of every 2^(L−k): without a change of order, as many lanes as that would meet in one of 32
-// banks. The upper bits of n, XORed into its lowest five, send them to different ones.
-static inline uint metric_at(uint n) {
-    return n ^ ((n >> 5) & 31u);
+// A slot of scratch: doubled samples and states of the blocks that a threadgroup has at a time, then device metrics
+// (if any), then the back-pointers.
+struct TrellisSlot {
+    device float* samples;
+    device uint* states;
+    device float* metrics;
+    device uchar* back;
+};
+
+static inline void trellis_slot(device uchar* scratch, constant TrellisEncodeArgs& a, uint group, uint held, uint device_metrics, thread TrellisSlot& s) {
+    device uchar* p = scratch + ulong(group) * a.slot_bytes;
+    s.samples = (device float*)p;
+    s.states = (device uint*)(p + held * a.block * 4u);
+    s.metrics = (device float*)(p + held * a.block * 8u);
+    s.back = p + held * a.block * 8u + device_metrics * 4u;
 }
 
-// The best final state, the largest of equals; the same on every thread. One barrier. SWIZZLED: g is in the order
-// of metric_at.
-template <bool SWIZZLED, typename Metrics>
+// Doubled samples of `held` blocks from number b on: 2·(canon(w) / scale), or twice what is there, which must then be
+// within ±2^60. Beyond the last block they are the last block's. Ends with a barrier.
+static inline void trellis_load(const device uchar* w, const device ushort* scales, device atomic_uint* status, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint b, uint held, uint thread_index, uint threads) {
+    for (uint i = thread_index; i < held * a.block; i += threads) {
+        const uint nth = min(b + i / a.block, a.blocks - 1u);
+        const uint t = i % a.block;
+        const uint block = a.block0 + nth;
+        const uint row = block / a.row_blocks;
+        const uint column = (block - row * a.row_blocks) * a.block;
+        const float v = load_float(w, a.w_type, a.w.base + long(row) * a.w.s2 + long(column + t) * a.w.s3);
+        if (!is_finite(v)) {
+            report(status, STATUS_NON_FINITE, nth * a.block + t);
+        }
+        float x = v;
+        if (a.scaled != 0) {
+            const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
+            const float divisor = scale == 0.0f ? 1.0f : scale;
+            x = canon(v) / divisor;
+        } else if (is_finite(v) && fabs(v) > sample_limit) {
+            report(status, STATUS_SCALE_OVERFLOW, nth * a.block + t);
+        }
+        s.samples[i] = 2.0f * x;
+    }
+    threadgroup_barrier(mem_flags::mem_device);
+}
+
+// Writes the packed words of `held` blocks from number b on (symbol t at bit (T−1−t)·k) and, if asked, their states.
+static inline void trellis_write(device uint* codes, device ushort* states, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint b, uint held, uint thread_index, uint threads) {
+    const uint count = min(held, a.blocks - b);
+    const uint words = a.block * a.bits / 32u;
+    const uint mask = (1u << a.bits) - 1u;
+    if (a.write_codes != 0) {
+        for (uint i = thread_index; i < count * words; i += threads) {
+            const uint nth = i / words;
+            const uint w = i - nth * words;
+            const uint row = (a.block0 + b + nth) / a.row_blocks;
+            const uint in_row = a.block0 + b + nth - row * a.row_blocks;
+            const uint begin = w * 32u;
+            uint word = 0;
+            for (uint r = begin / a.bits; r * a.bits < begin + 32u; r++) {
+                const uint symbol = s.states[nth * a.block + a.block - 1u - r] & mask;
+                const uint bit = r * a.bits;
+                word |= bit >= begin ? symbol << (bit - begin) : symbol >> (begin - bit);
+            }
+            codes[a.codes.base + long(row) * a.codes.s2 + long(in_row * words + w) * a.codes.s3] = word;
+        }
+    }
+    if (a.write_states != 0) {
+        for (uint i = thread_index; i < count * a.block; i += threads) {
+            const uint block = a.block0 + b + i / a.block;
+            const uint row = block / a.row_blocks;
+            const uint t = (block - row * a.row_blocks) * a.block + i % a.block;
+            states[a.states.base + long(row) * a.states.s2 + long(t) * a.states.s3] = ushort(s.states[i]);
+        }
+    }
+}
+
+// A pass of Algorithm 4: rotated and free (its state at the original t = 0 gives the
+// overlap) or straight and pinned.
+struct TrellisPass {
+    uint first;
+    uint to;
+    bool pinned;
+};
+
+static inline void trellis_pass(constant TrellisEncodeArgs& a, uint pass, thread TrellisPass& p) {
+    p.first = 0;
+    p.to = 0;
+    p.pinned = false;
+    if (a.tail_biting != 0 && pass == 0) {
+        p.first = a.block / 2u;
+        p.to = a.block - p.first;
+    } else if (a.tail_biting != 0) {
+        p.pinned = true;
+    }
+}
+
+// The overlap that a pinned pass takes from the pass before it.
+static inline uint trellis_overlap(const device uint* states, constant TrellisEncodeArgs& a) {
+    return states[a.block - a.block / 2u] >> a.bits;
+}
+
+// ---- L from 8 to 12 ----
+//
+// Thread u of the 2^(L−4) that a block has holds the sixteen states u + r·2^(L−4): all the predecessors of
+// 16 / 2^K groups, or with K > 4 an equal share of one group's, which 2^(K−4) neighbouring lanes have together.
+// So a transition stays in registers, and S of them do if S·K ≤ 4. Then only the best of each group passes
+// through threadgroup memory, to the threads that hold the group's states and add their emissions.
+//
+// After s bits have been shifted in, number x of a thread's sixteen states has the high 4 − s bits of x
+// on top, then u, then the low s bits of x.
+static inline uint trellis_state(uint L, uint u, uint x, uint s) {
+    return ((x >> s) << (L - 4u + s)) | (u << s) | (x & ((1u << s) - 1u));
+}
+
+// Where the best of group j is: a column of 16 for the threads u that share u >> K, number r of which is for
+// their state r. Columns lie in quads of four, spread by XOR so that neither the stores of a SIMD-group
+// nor its loads meet in few banks, and in an order in which a thread's stores are as wide as can be.
+template <uint K>
+static inline uint trellis_slot_of(uint r) {
+    return K == 1 ? (r & 3u) * 4u + (r >> 2) : K == 3 ? (r & 7u) * 2u + (r >> 3) : r;
+}
+
+template <uint K>
+static inline uint trellis_place(uint column, uint slot) {
+    const uint spread = (column >> (K == 2 ? 2u : 1u)) & 7u;
+    return (((column * 4u + (slot >> 2)) ^ spread) << 2) | (slot & 3u);
+}
+
+// What a thread knows of its place. The best metrics of a round take `room` floats, twice.
+struct TrellisThread {
+    uint L;
+    uint rounds;
+    uint each;  // threads of a block
+    uint subs;  // blocks of a round
+    uint sub;   // this thread's
+    uint u;
+    uint share; // K > 4: which share of its group
+    uint group; // K > 4: its group
+    uint room;
+    uint base;  // first column of the block
+};
+
+template <uint K>
+static inline void trellis_thread(constant TrellisEncodeArgs& a, uint thread_index, uint threads, thread TrellisThread& h) {
+    h.L = a.state_bits;
+    h.rounds = a.rounds;
+    h.each = 1u << (h.L - 4u);
+    h.subs = threads >> (h.L - 4u);
+    h.sub = thread_index >> (h.L - 4u);
+    const uint own = thread_index & (h.each - 1u);
+    h.u = own;
+    h.share = 0;
+    h.group = 0;
+    if (K > 4) {
+        const uint shares = K > 4 ? K - 4u : 0u; // log2
+        h.share = own & ((1u << shares) - 1u);
+        h.group = own >> shares;
+        h.u = h.group | (h.share << (h.L - K));
+    }
+    const uint columns = h.L - 4u > K ? 1u << (h.L - 4u - K) : 1u;
+    h.room = h.subs * columns * 16u;
+    h.base = h.sub * columns;
+}
+
+// Stores the best of this thread's groups.
+template <uint K>
+static inline void trellis_pass_on(threadgroup float* next, const thread TrellisThread& h, const thread float* best) {
+    const uint left = h.L - 4u > K ? h.L - 4u - K : 0u; // log2 of the columns
+    const uint last = (1u << left) - 1u;
+    if (K == 1) { // S = 2: group h'·2^(L−3) + 2u + l of rest 2h' + l
+#pragma clang loop unroll(full)
+        for (uint l = 0; l < 2; l++) {
+            const uint place = trellis_place<K>(h.base + ((2u * h.u + l) & last), (h.u >> (left - 1u)) * 4u);
+            *(threadgroup float4*)(next + place) = float4(best[l], best[2 + l], best[4 + l], best[6 + l]);
+        }
+    } else if (K == 2) { // S = 2: group 4u + rest
+#pragma clang loop unroll(full)
+        for (uint rest = 0; rest < 4; rest++) {
+            next[trellis_place<K>(h.base + ((4u * h.u + rest) & last), (4u * h.u) >> left)] = best[rest];
+        }
+    } else if (K == 3) { // group rest·2^(L−4) + u
+        *(threadgroup float2*)(next + trellis_place<K>(h.base + (h.u & last), (h.u >> left) * 2u)) = float2(best[0], best[1]);
+    } else if (K == 4) {
+        next[trellis_place<K>(h.base + (h.u & last), h.u >> left)] = best[0];
+    } else {
+        const uint copies = h.L - 4u > K ? 1u : 1u << (K + 4u - h.L);
+        if (h.share < copies) {
+            const uint slot = h.L - 4u > K ? h.group >> left : h.group * copies + h.share;
+            next[trellis_place<K>(h.base + (h.group & last), slot)] = best[0];
+        }
+    }
+}
+
+// One transition in registers: the best of each group and, from bit `bit` of word on, which of them it was.
+template <uint K>
+static inline void trellis_transition(const thread float* v, const thread TrellisThread& h, uint bit, thread float* best, thread uint& word) {
+    const uint rests = K < 4 ? 16u >> K : 1u;
+    const uint held = K < 4 ? 1u << K : 16u;
+#pragma clang loop unroll(full)
+    for (uint rest = 0; rest < rests; rest++) {
+        float top = v[rest];
+        uint m = 0;
+#pragma clang loop unroll(full)
+        for (uint q = 1; q < held; q++) {
+            const float g = v[q * rests + rest];
+            m = g >= top ? q << (K < 4 ? bit + K * rest : 0u) : m;
+            top = fmax(top, g);
+        }
+        if (K > 4) {
+            const uint lanes = 1u << (K > 4 ? K - 4u : 0u);
+            const float own = top;
+#pragma clang loop unroll(full)
+            for (uint mask = 1; mask < lanes; mask <<= 1) {
+                top = fmax(top, simd_shuffle_xor(top, ushort(mask)));
+            }
+            m = own == top ? m * lanes + h.share : 0u;
+#pragma clang loop unroll(full)
+            for (uint mask = 1; mask < lanes; mask <<= 1) {
+                m = max(m, simd_shuffle_xor(m, ushort(mask)));
+            }
+        }
+        best[rest] = top;
+        word |= m;
+    }
+}
+
+// The back-pointers of S transitions of a round: a row of 2 bytes (S = 2) or 1 for each thread, with K > 4 for each group.
+template <uint K, uint S>
+static inline uint trellis_row(uint threads) {
+    return S == 2 ? threads * 2u : K <= 4 ? threads : threads >> (K > 4 ? K - 4u : 0u);
+}
+
+template <uint K, uint S>
+static inline void trellis_store_back(device uchar* back, const thread TrellisThread& h, uint word, uint thread_index) {
+    if (S == 2) {
+        ((device ushort*)back)[thread_index] = ushort(word);
+    } else if (K <= 4) {
+        back[thread_index] = uchar(word);
+    } else if (h.share == 0) {
+        back[thread_index >> (K > 4 ? K - 4u : 0u)] = uchar(word);
+    }
+}
+
+// Takes one round through S emissions and the S − 1 transitions between them: v becomes the metrics after number S − 1.
+template <uint K, uint S>
+static inline void trellis_steps(const device float* samples, const threadgroup float* now, const thread uint* from, const thread TrellisThread& h, const thread float* f, const thread float* squares, thread float* v, thread uint& word) {
+    float x[S];
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < S; i++) {
+        x[i] = samples[i];
+    }
+    float before[16];
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 4; i++) {
+        const float4 quad = *(const threadgroup float4*)(now + from[i]);
+        before[4 * i] = quad.x;
+        before[4 * i + 1] = quad.y;
+        before[4 * i + 2] = quad.z;
+        before[4 * i + 3] = quad.w;
+    }
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < 16; r++) {
+        const float e = emission(x[0], f[r], squares[r]);
+        v[r] = e + before[trellis_slot_of<K>(r)];
+    }
+    word = 0;
+    if (S == 2) {
+        float best[K < 4 ? 16u >> K : 1u];
+        trellis_transition<K>(v, h, 0, best, word);
+#pragma clang loop unroll(full)
+        for (uint y = 0; y < 16; y++) {
+            const float e = emission(x[S - 1], f[16 * (S - 1) + y], squares[16 * (S - 1) + y]);
+            v[y] = e + best[y >> K];
+        }
+    }
+}
+
+// The best of the final states of each of a block's SIMD-groups, the largest of equals: a metric and a state in
+// threadgroup memory.
+template <uint K>
+static inline void trellis_last(const thread float* v, const thread TrellisThread& h, uint shifted, bool pinned, uint overlap, threadgroup uint* ends, uint thread_index) {
+    float top = -INFINITY;
+    uint last = 0;
+#pragma clang loop unroll(full)
+    for (uint y = 0; y < 16; y++) {
+        const uint n = trellis_state(h.L, h.u, y, shifted);
+        const float g = pinned && (n & ((1u << (h.L - K)) - 1u)) != overlap ? pinned_metric : v[y];
+        if (g >= top) {
+            top = g;
+            last = n;
+        }
+    }
+    const uint lanes = min(h.each, 32u);
+    for (uint mask = 1; mask < lanes; mask <<= 1) {
+        const float other = simd_shuffle_xor(top, ushort(mask));
+        const uint other_last = simd_shuffle_xor(last, ushort(mask));
+        if (better(top, last, other, other_last)) {
+            top = other;
+            last = other_last;
+        }
+    }
+    if ((thread_index & (lanes - 1u)) == 0) {
+        ends[2u * (thread_index / lanes)] = as_type<uint>(top);
+        ends[2u * (thread_index / lanes) + 1u] = last;
+    }
+}
+
+// The forward pass of all rounds. What trellis_last leaves lies where the next metrics of the round would. Ends with a
+// barrier.
+template <uint K, uint S>
+static inline void trellis_forward(const thread TrellisSlot& s, constant TrellisEncodeArgs& a, const thread TrellisPass& p, const thread TrellisThread& h, const thread float* f, const thread float* squares, threadgroup float* memory, uint thread_index, uint threads) {
+    const uint rests = K < 4 ? 16u >> K : 1u;
+    const uint chunks = a.block / S;
+    const uint row = trellis_row<K, S>(threads);
+    const uint column = h.base + (h.u >> K);
+    uint from[4];
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 4; i++) {
+        from[i] = trellis_place<K>(column, i * 4u);
+    }
+    // What excludes a state also serves as the best before it: beside it no emission counts, which is below 2^64.
+    for (uint nth = 0; nth < h.rounds; nth++) {
+        const uint overlap = p.pinned ? trellis_overlap(s.states + (nth * h.subs + h.sub) * a.block, a) : 0u;
+        float best[rests];
+#pragma clang loop unroll(full)
+        for (uint rest = 0; rest < rests; rest++) {
+            const uint j = K > 4 ? h.group : trellis_state(h.L, h.u, rest << (K < 4 ? K : 0u), S * K) >> K;
+            best[rest] = p.pinned && j != overlap ? pinned_metric : 0.0f;
+        }
+        trellis_pass_on<K>(memory + nth * h.room, h, best);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const device float* samples = s.samples + h.sub * a.block + p.first;
+    device uchar* back = s.back;
+    const uint stride = h.subs * a.block;
+    uint now = 0;
+    uint next = h.rounds * h.room;
+    for (uint c = 1; c < chunks; c++) {
+        const device float* x = samples;
+        device uchar* line = back;
+        for (uint end = now + h.rounds * h.room; now < end; now += h.room) {
+            float v[16];
+            float best[rests];
+            uint word;
+            trellis_steps<K, S>(x, memory + now, from, h, f, squares, v, word);
+            trellis_transition<K>(v, h, 8u * (S - 1u), best, word);
+            trellis_pass_on<K>(memory + next, h, best);
+            trellis_store_back<K, S>(line, h, word, thread_index);
+            x += stride;
+            line += chunks * row;
+            next += h.room;
+        }
+        samples = p.first + c * S == a.block ? samples + S - a.block : samples + S;
+        back += row;
+        const uint swap = now - h.rounds * h.room;
+        now = next - h.rounds * h.room;
+        next = swap;
+        threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+    }
+    for (uint nth = 0; nth < h.rounds; nth++) {
+        const uint overlap = p.pinned ? trellis_overlap(s.states + (nth * h.subs + h.sub) * a.block, a) : 0u;
+        float v[16];
+        uint word;
+        trellis_steps<K, S>(samples + nth * stride, memory + now + nth * h.room, from, h, f, squares, v, word);
+        trellis_last<K>(v, h, (S - 1u) * K, p.pinned, overlap, (threadgroup uint*)(memory + next + nth * h.room), thread_index);
+        if (S > 1) {
+            trellis_store_back<K, S>(back + nth * chunks * row, h, word, thread_index);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+}
+
+// Follows the back-pointers of each block from the best final state to the position `to`, all of it by whole SIMD-groups: Apple
+// compilers have been seen to drop what follows a barrier behind a long branch of a single thread. As many lanes as
+// a row has words (K > 4: bytes), 32 at most, trace a block. Rows do not depend on the path, so that several are
+// loaded ahead of it.
+template <uint K, uint S>
+static inline void trellis_trace(const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint to, const thread TrellisThread& h, const threadgroup float* memory, uint thread_index, uint threads, uint lane) {
+    const uint parts = K <= 2 || K == 5 ? 4u : K <= 4 || K == 6 ? 2u : 1u; // words or bytes a lane holds of a row, at most
+    const uint ahead = parts == 4 ? 4u : 8u;                               // rows
+    const uint chunks = a.block / S;
+    const uint row = trellis_row<K, S>(threads);
+    const uint units = K <= 4 ? h.each * S / 4u : 1u << (h.L - (K > 4 ? K : 0u));
+    const uint width = min(units, 32u);
+    const uint own = lane & (width - 1u);
+    const uint count = h.rounds * h.subs;
+    const uint simds = threads / 32u;
+    const uint ends = h.each > 32u ? h.each / 32u : 1u; // of a block
+    const uint mask = (1u << K) - 1u;
+    for (uint first = thread_index / 32u * (32u / width); first < count; first += simds * (32u / width)) {
+        const uint block = min(first + lane / width, count - 1u);
+        const uint nth = block / h.subs;
+        const uint sub = block - nth * h.subs;
+        const threadgroup uint* end = (const threadgroup uint*)(memory + ((chunks & 1u) * h.rounds + nth) * h.room) + sub * ends * 2u;
+        float top = as_type<float>(end[0]);
+        uint last = end[1];
+        for (uint i = 1; i < ends; i++) {
+            const float other = as_type<float>(end[2u * i]);
+            const uint other_last = end[2u * i + 1u];
+            if (better(top, last, other, other_last)) {
+                top = other;
+                last = other_last;
+            }
+        }
+        const device uchar* rows = s.back + ulong(nth * chunks) * row + sub * (K <= 4 ? h.each * S : units);
+        device uint* states = s.states + block * a.block;
+        // As if a symbol 0 followed: the first predecessor found is the final state.
+        uint state = (last << K) & ((1u << h.L) - 1u);
+        uint c = chunks;
+        while (c * S > to) {
+            uint held[ahead * parts];
+#pragma clang loop unroll(full)
+            for (uint r = 0; r < ahead; r++) {
+                const device uchar* line = rows + ulong(c > r ? c - 1u - r : 0u) * row;
+#pragma clang loop unroll(full)
+                for (uint i = 0; i < parts; i++) {
+                    const uint unit = min(i * 32u + own, units - 1u);
+                    held[r * parts + i] = K <= 4 ? ((const device uint*)line)[unit] : uint(line[unit]);
+                }
+            }
+#pragma clang loop unroll(full)
+            for (uint r = 0; r < ahead; r++) {
+                if (c * S > to) {
+                    const uint u = (state >> (S * K)) & (h.each - 1u);
+                    uint x = ((state >> (h.L - 4u + (K < 4 ? S * K : 4u))) << (K < 4 ? S * K : 4u)) | (state & ((1u << (S * K)) - 1u));
+                    const uint j = state >> K;
+                    const uint unit = K <= 4 ? u * S / 4u : j;
+                    uint word = 0;
+#pragma clang loop unroll(full)
+                    for (uint i = 0; i < parts; i++) { // a choice among them would be an array in memory
+                        word |= held[r * parts + i] & (0u - uint(unit >> 5 == i));
+                    }
+                    word = simd_shuffle(word, ushort((lane - own) | (unit & (width - 1u))));
+                    uint mine = 0;
+                    if (K > 4) {
+                        const uint m = c == chunks ? last >> (h.L - K) : word;
+                        state = j | (m << (h.L - K));
+                        mine = state;
+                    } else {
+                        word >>= 8u * ((u * S) & 3u);
+#pragma clang loop unroll(full)
+                        for (uint i = S; i > 0; i--) {
+                            const uint rest = x >> K;
+                            const uint m = c == chunks && i == S ? last >> (h.L - K) : (word >> (8u * (i - 1u) + K * rest)) & mask;
+                            x = (m << (4u - (K < 4 ? K : 4u))) | rest;
+                            state = trellis_state(h.L, u, x, (i - 1u) * K);
+                            mine = own == i - 1u ? state : mine;
+                        }
+                    }
+                    c -= 1u;
+                    if (own < S) {
+                        states[c * S + own] = mine;
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <uint K, uint S>
+static inline void trellis_encode_blocks(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device ushort* states, device uchar* scratch, device atomic_uint* status, constant TrellisEncodeArgs& a, threadgroup float* memory, uint group, uint groups, uint thread_index, uint threads, uint lane) {
+    TrellisThread h;
+    trellis_thread<K>(a, thread_index, threads, h);
+    float f[S * 16];
+    float squares[S * 16];
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < S * 16; i++) {
+        const float value = table[trellis_state(h.L, h.u, i & 15u, (i >> 4) * K)];
+        f[i] = value;
+        squares[i] = value * value;
+    }
+    const uint held = h.rounds * h.subs;
+    TrellisSlot s;
+    trellis_slot(scratch, a, group, held, 0, s);
+    for (uint b = group * held; b < a.blocks; b += groups * held) {
+        trellis_load(w, scales, status, s, a, b, held, thread_index, threads);
+        for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
+            TrellisPass p;
+            trellis_pass(a, pass, p);
+            trellis_forward<K, S>(s, a, p, h, f, squares, memory, thread_index, threads);
+            trellis_trace<K, S>(s, a, p.to, h, memory, thread_index, threads, lane);
+            threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+        }
+        trellis_write(codes, states, s, a, b, held, thread_index, threads);
+    }
+}
+
+// ---- any k, L and number of threads, metrics in threadgroup or device memory: one block ----
+
+// The best final state, the largest of equals; the same on every thread. One barrier.
+template <typename Metrics>
 static inline uint trellis_best_state(Metrics g, uint states, uint low_mask, uint overlap, bool pinned, threadgroup uint* room, uint thread_index, uint threads, uint lane) {
     float top = -INFINITY;
     uint at = 0;
     for (uint n = thread_index; n < states; n += threads) {
-        const float value = pinned && (n & low_mask) != overlap ? pinned_metric : g[SWIZZLED ? metric_at(n) : n];
+        const float value = pinned && (n & low_mask) != overlap ? pinned_metric : g[n];
         if (value >= top) {
             top = value;
             at = n;
@@ -123,10 +608,8 @@ static inline uint trellis_best_state(Metrics g, uint states, uint low_mask, uin
     return at;
 }
 
-// Follows the back-pointers from the last position to `to`. The lanes of one SIMD-group all do it and
-// the first of them stores: Apple compilers have been seen to drop what follows a barrier behind
-// a long branch of a single thread.
-static inline void trellis_trace(const device uchar* back, device uint* states, uint groups, uint k, uint steps, uint to, uint state, bool store) {
+// As trellis_trace, by one SIMD-group; the first lane stores.
+static inline void trellis_trace_any(const device uchar* back, device uint* states, uint groups, uint k, uint steps, uint to, uint state, bool store) {
     uint t = steps - 1u;
     if (store) {
         states[t] = state;
@@ -141,82 +624,6 @@ static inline void trellis_trace(const device uchar* back, device uint* states, 
     }
 }
 
-// The forward pass with everything in registers and threadgroup memory: K is fixed, a
-// thread owns I items of Q states, 2^K / Q lanes of a SIMD-group share a group. One barrier
-// per step. Returns the final state.
-template <uint K, uint Q, uint I>
-static inline uint trellis_forward(const device float* samples, uint first, const device float* table, device uchar* back, constant TrellisEncodeArgs& a, bool pinned, uint overlap, threadgroup float* metrics, uint thread_index, uint threads, uint lane) {
-    const uint lanes = (1u << K) / Q;
-    const uint states = 1u << a.state_bits;
-    const uint groups = states >> K;
-    const uint steps = a.block;
-    float f[I * Q];
-    float squares[I * Q];
-    const float x0 = samples[first];
-    threadgroup float* now = metrics;
-    threadgroup float* next = metrics + states;
-#pragma clang loop unroll(full)
-    for (uint i = 0; i < I; i++) {
-        const uint item = thread_index + i * threads;
-#pragma clang loop unroll(full)
-        for (uint q = 0; q < Q; q++) {
-            const uint n = item * Q + q;
-            const float value = table[n];
-            f[i * Q + q] = value;
-            squares[i * Q + q] = value * value;
-            const float product = x0 * value;
-            const float g = product - squares[i * Q + q];
-            now[metric_at(n)] = pinned && (n >> K) != overlap ? pinned_metric : g;
-        }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    uint at = first;
-    for (uint t = 1; t < steps; t++) {
-        at = at + 1u == steps ? 0u : at + 1u;
-        const float x = samples[at];
-#pragma clang loop unroll(full)
-        for (uint i = 0; i < I; i++) {
-            const uint item = thread_index + i * threads;
-            const uint j = item / lanes;
-            const uint p = item % lanes;
-            float best = now[metric_at(j + p * groups)];
-            uint m = p;
-#pragma clang loop unroll(full)
-            for (uint q = 1; q < Q; q++) {
-                const uint candidate = p + q * lanes;
-                const float g = now[metric_at(j + candidate * groups)];
-                if (g >= best) {
-                    best = g;
-                    m = candidate;
-                }
-            }
-            for (uint mask = 1; mask < lanes; mask <<= 1) {
-                const float other = simd_shuffle_xor(best, ushort(mask));
-                const uint other_m = simd_shuffle_xor(m, ushort(mask));
-                if (better(best, m, other, other_m)) {
-                    best = other;
-                    m = other_m;
-                }
-            }
-            if (p == 0) {
-                back[ulong(t) * groups + j] = uchar(m);
-            }
-#pragma clang loop unroll(full)
-            for (uint q = 0; q < Q; q++) {
-                const float product = x * f[i * Q + q];
-                const float e = product - squares[i * Q + q];
-                next[metric_at(item * Q + q)] = e + best;
-            }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        threadgroup float* swap = now;
-        now = next;
-        next = swap;
-    }
-    return trellis_best_state<true>(now, states, groups - 1u, overlap, pinned, (threadgroup uint*)next, thread_index, threads, lane);
-}
-
-// The same for any k, L and number of threads, metrics in threadgroup or device memory.
 template <typename Metrics>
 static inline uint trellis_forward_any(const device float* samples, uint first, const device float* table, device uchar* back, constant TrellisEncodeArgs& a, bool pinned, uint overlap, Metrics now, Metrics next, threadgroup uint* room, uint thread_index, uint threads, uint lane) {
     const uint states = 1u << a.state_bits;
@@ -227,8 +634,7 @@ static inline uint trellis_forward_any(const device float* samples, uint first, 
     for (uint n = thread_index; n < states; n += threads) {
         const float f = table[n];
         const float square = f * f;
-        const float product = x0 * f;
-        const float g = product - square;
+        const float g = emission(x0, f, square);
         now[n] = pinned && (n >> a.bits) != overlap ? pinned_metric : g;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
@@ -251,8 +657,7 @@ static inline uint trellis_forward_any(const device float* samples, uint first, 
                 const uint n = j * branches + b;
                 const float f = table[n];
                 const float square = f * f;
-                const float product = x * f;
-                const float e = product - square;
+                const float e = emission(x, f, square);
                 next[n] = e + best;
             }
         }
@@ -261,124 +666,7 @@ static inline uint trellis_forward_any(const device float* samples, uint first, 
         now = next;
         next = swap;
     }
-    return trellis_best_state<false>(now, states, groups - 1u, overlap, pinned, room, thread_index, threads, lane);
-}
-
-// A slot of scratch: doubled samples and states of the block, then device metrics
-// (if any), then the back-pointers.
-struct TrellisSlot {
-    device float* samples;
-    device uint* states;
-    device float* metrics;
-    device uchar* back;
-};
-
-static inline void trellis_slot(device uchar* scratch, constant TrellisEncodeArgs& a, uint group, uint device_metrics, thread TrellisSlot& s) {
-    device uchar* p = scratch + ulong(group) * a.slot_bytes;
-    s.samples = (device float*)p;
-    s.states = (device uint*)(p + a.block * 4u);
-    s.metrics = (device float*)(p + a.block * 8u);
-    s.back = p + a.block * 8u + device_metrics * 4u;
-}
-
-// Doubled samples of a block: 2·(canon(w) / scale), or twice what is there, which must then be
-// within ±2^60. Ends with a barrier.
-static inline void trellis_load(const device uchar* w, const device ushort* scales, device atomic_uint* status, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint b, uint thread_index, uint threads) {
-    const uint block = a.block0 + b;
-    const uint row = block / a.row_blocks;
-    const uint column = (block - row * a.row_blocks) * a.block;
-    float divisor = 1.0f;
-    if (a.scaled != 0) {
-        const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
-        divisor = scale == 0.0f ? 1.0f : scale;
-    }
-    const long in = a.w.base + long(row) * a.w.s2;
-    for (uint t = thread_index; t < a.block; t += threads) {
-        const float v = load_float(w, a.w_type, in + long(column + t) * a.w.s3);
-        if (!is_finite(v)) {
-            report(status, STATUS_NON_FINITE, b * a.block + t);
-        }
-        float x = v;
-        if (a.scaled != 0) {
-            x = canon(v) / divisor;
-        } else if (is_finite(v) && fabs(v) > sample_limit) {
-            report(status, STATUS_SCALE_OVERFLOW, b * a.block + t);
-        }
-        s.samples[t] = 2.0f * x;
-    }
-    threadgroup_barrier(mem_flags::mem_device);
-}
-
-// Writes the packed words (symbol t at bit (T−1−t)·k) and, if asked, the states.
-static inline void trellis_write(device uint* codes, device ushort* states, const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint block, uint thread_index, uint threads) {
-    const uint row = block / a.row_blocks;
-    const uint in_row = block - row * a.row_blocks;
-    const uint words = a.block * a.bits / 32u;
-    const uint mask = (1u << a.bits) - 1u;
-    if (a.write_codes != 0) {
-        const long out = a.codes.base + long(row) * a.codes.s2 + long(in_row * words) * a.codes.s3;
-        for (uint w = thread_index; w < words; w += threads) {
-            const uint begin = w * 32u;
-            uint word = 0;
-            for (uint r = begin / a.bits; r * a.bits < begin + 32u; r++) {
-                const uint symbol = s.states[a.block - 1u - r] & mask;
-                const uint bit = r * a.bits;
-                word |= bit >= begin ? symbol << (bit - begin) : symbol >> (begin - bit);
-            }
-            codes[out + long(w) * a.codes.s3] = word;
-        }
-    }
-    if (a.write_states != 0) {
-        const long out = a.states.base + long(row) * a.states.s2 + long(in_row * a.block) * a.states.s3;
-        for (uint t = thread_index; t < a.block; t += threads) {
-            states[out + long(t) * a.states.s3] = ushort(s.states[t]);
-        }
-    }
-}
-
-// A pass of Algorithm 4: rotated and free (its state at the original t = 0 gives the
-// overlap) or straight and pinned.
-struct TrellisPass {
-    uint first;
-    uint to;
-    bool pinned;
-    uint overlap;
-};
-
-static inline void trellis_pass(const device uint* states, constant TrellisEncodeArgs& a, uint pass, thread TrellisPass& p) {
-    p.first = 0;
-    p.to = 0;
-    p.pinned = false;
-    p.overlap = 0;
-    if (a.tail_biting != 0 && pass == 0) {
-        p.first = a.block / 2u;
-        p.to = a.block - p.first;
-    } else if (a.tail_biting != 0) {
-        p.pinned = true;
-        p.overlap = states[a.block - a.block / 2u] >> a.bits;
-    }
-}
-
-// L ≤ 12 with threads = 2^L / (Q·I) exactly.
-template <uint K, uint Q, uint I>
-static inline void trellis_encode_block(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device ushort* states, device uchar* scratch, device atomic_uint* status, constant TrellisEncodeArgs& a, threadgroup float* metrics, uint group, uint groups, uint thread_index, uint threads, uint lane) {
-    TrellisSlot s;
-    trellis_slot(scratch, a, group, 0, s);
-    for (uint b = group; b < a.blocks; b += groups) {
-        trellis_load(w, scales, status, s, a, b, thread_index, threads);
-        for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
-            TrellisPass p;
-            trellis_pass(s.states, a, pass, p);
-            const uint last = trellis_forward<K, Q, I>(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, metrics, thread_index, threads, lane);
-            threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-            if (thread_index < 32) {
-                trellis_trace(s.back, s.states, (1u << a.state_bits) >> K, K, a.block, p.to, last, thread_index == 0);
-            }
-            threadgroup_barrier(mem_flags::mem_device);
-        }
-        trellis_write(codes, states, s, a, a.block0 + b, thread_index, threads);
-        threadgroup_barrier(mem_flags::mem_device);
-    }
+    return trellis_best_state(now, states, groups - 1u, overlap, pinned, room, thread_index, threads, lane);
 }
 
 // Any k and L, any number of threads; metrics in threadgroup memory (L ≤ 12) or, DEVICE, in scratch.
@@ -386,26 +674,26 @@ template <bool DEVICE>
 static inline void trellis_encode_general(const device uchar* w, const device ushort* scales, const device float* table, device uint* codes, device ushort* states, device uchar* scratch, device atomic_uint* status, constant TrellisEncodeArgs& a, threadgroup float* memory, uint group, uint groups, uint thread_index, uint threads, uint lane) {
     const uint count = 1u << a.state_bits;
     TrellisSlot s;
-    trellis_slot(scratch, a, group, DEVICE ? 2u * count : 0u, s);
+    trellis_slot(scratch, a, group, 1, DEVICE ? 2u * count : 0u, s);
     for (uint b = group; b < a.blocks; b += groups) {
-        trellis_load(w, scales, status, s, a, b, thread_index, threads);
+        trellis_load(w, scales, status, s, a, b, 1, thread_index, threads);
         for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
             TrellisPass p;
-            trellis_pass(s.states, a, pass, p);
+            trellis_pass(a, pass, p);
+            const uint overlap = p.pinned ? trellis_overlap(s.states, a) : 0u;
             uint last;
             if (DEVICE) {
-                last = trellis_forward_any(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, s.metrics, s.metrics + count, (threadgroup uint*)memory, thread_index, threads, lane);
+                last = trellis_forward_any(s.samples, p.first, table, s.back, a, p.pinned, overlap, s.metrics, s.metrics + count, (threadgroup uint*)memory, thread_index, threads, lane);
             } else {
-                last = trellis_forward_any(s.samples, p.first, table, s.back, a, p.pinned, p.overlap, memory + 64, memory + 64 + count, (threadgroup uint*)memory, thread_index, threads, lane);
+                last = trellis_forward_any(s.samples, p.first, table, s.back, a, p.pinned, overlap, memory + 64, memory + 64 + count, (threadgroup uint*)memory, thread_index, threads, lane);
             }
             threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
             if (thread_index < 32) {
-                trellis_trace(s.back, s.states, count >> a.bits, a.bits, a.block, p.to, last, thread_index == 0);
+                trellis_trace_any(s.back, s.states, count >> a.bits, a.bits, a.block, p.to, last, thread_index == 0);
             }
             threadgroup_barrier(mem_flags::mem_device);
         }
-        trellis_write(codes, states, s, a, a.block0 + b, thread_index, threads);
-        threadgroup_barrier(mem_flags::mem_device);
+        trellis_write(codes, states, s, a, b, 1, thread_index, threads);
     }
 }
 

@@ -153,7 +153,7 @@ func makeVariants() []Variant {
 	viterbi := []Param{{"w", bytesIn}, {"scales", halvesIn}, {"table", floatsIn}, {"codes", wordsOut}, {"states", halvesOut}, {"scratch", bytesOut}, {"status", status}}
 	for k := 1; k <= 8; k++ {
 		add(Variant{Name: fmt.Sprintf("trellis_encode_k%d", k), Family: "trellis", Op: "trellis_encode", Bits: k, Launch: Blocks, Args: "TrellisEncodeArgs",
-			Params: viterbi, call: fmt.Sprintf("trellis_encode_block<%d, %d, %d>", k, trellisStates(k)/trellisItems(k), trellisItems(k))})
+			Params: viterbi, call: fmt.Sprintf("trellis_encode_blocks<%d, %d>", k, searchSteps(k))})
 	}
 	add(Variant{Name: "trellis_encode_any", Family: "trellis", Op: "trellis_encode", Launch: Blocks, Args: "TrellisEncodeArgs",
 		Params: viterbi, call: "trellis_encode_general<false>"})
@@ -287,6 +287,9 @@ var builtins = map[Launch]struct{ params, pass string }{
 func (v Variant) maxThreads() int {
 	switch v.Launch {
 	case Blocks:
+		if v.Bits != 0 {
+			return SearchThreads
+		}
 		return 1024
 	case Elements, Lanes, Tiles:
 		return LaneThreads

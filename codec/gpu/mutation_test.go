@@ -120,8 +120,10 @@ var checks = map[string]func(*exercise){
 		e.trellis(trellis.Params{L: 9, K: 2, T: 32, Scale: trellis.Refit}, trellis.Geometry{Axis: 1, Out: 37, In: 128, Interleaved: true}, codec.F32, codec.F32, 1)
 		e.trellis(trellis.Params{L: 10, K: 4, T: 32}, trellis.Geometry{Axis: 0, Out: 64, In: 5}, codec.F32, codec.BF16, 2)
 		e.blocks(trellis.Params{L: 12, K: 3, T: 64}, codec.F32, []int{4}, 3)
+		e.blocks(trellis.Params{L: 9, K: 6, T: 32}, codec.F32, []int{11}, 6)
+		e.blocks(trellis.Params{L: 8, K: 1, T: 32, FreeEnds: true}, codec.F32, []int{33}, 7)
 		e.blocks(trellis.Params{L: 5, K: 4, T: 32, Code: trellis.ThreeInst}, codec.F16, []int{9}, 4)
-		e.blocks(trellis.Params{L: 7, K: 2, T: 64}, codec.F32, []int{100}, 5)
+		e.blocks(trellis.Params{L: 8, K: 2, T: 64}, codec.F32, []int{100}, 5)
 		e.blocks(trellis.Params{L: 6, K: 1, T: 64}, codec.F16, []int{9}, 4)
 	},
 	"limits": func(e *exercise) {
@@ -233,7 +235,7 @@ func (e *exercise) decode(p codec.KVParams) {
 var shaderMutations = []struct{ name, old, new, check string }{
 	{"*barrier between passes removed", "        threadgroup_barrier(mem_flags::mem_threadgroup);\n    }\n    if (m != 1)", "    }\n    if (m != 1)", "hadamard"},
 	{"barrier before the transform removed", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    uint h = 1;", "    uint h = 1;", "decode"},
-	{"barrier of a Viterbi step removed", "        threadgroup_barrier(mem_flags::mem_threadgroup);\n        threadgroup float* swap", "        threadgroup float* swap", "trellis"},
+	{"barrier of a Viterbi step removed", "        next = swap;\n        threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);", "        next = swap;", "trellis"},
 	{"return before a barrier", "threadgroup float* buf = memory + in_group * a.dim;", "if (!active) { return; }\n    threadgroup float* buf = memory + in_group * a.dim;", "hadamard"},
 	{"*shuffle mask of the transform swapped", "const float partner = simd_shuffle_xor(x[e], ushort(h));", "const float partner = simd_shuffle_xor(x[e], ushort(16u >> (h >> 1)));", "hadamard"},
 	{"shuffle masks of the tree in ascending order", "for (ushort mask = 16; mask > 0; mask >>= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "for (ushort mask = 1; mask < 32; mask <<= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "values"},
@@ -241,7 +243,7 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"tail guard of columns dropped", "if (at.x >= a.dim || at.y >= a.rows) {", "if (at.y >= a.rows) {", "copy"},
 	{"guard of rows off by one", "const bool active = nth < a.rows;", "const bool active = nth <= a.rows;", "keys"},
 	{"*key decode contracted", "return shifted * scale;", "return fma(key_value(code, is_signed), scale, zero * scale);", "keys"},
-	{"Viterbi emission contracted", "const float product = x * f[i * Q + q];\n                const float e = product - squares[i * Q + q];", "const float e = fma(x, f[i * Q + q], -squares[i * Q + q]);", "trellis"},
+	{"Viterbi emission contracted", "const float product = x * f;\n    return product - square;", "return fma(x, f, -square);", "trellis"},
 	{"reciprocal for a quotient", "float q = v / se;", "float q = v * (1.0f / se);", "keys"},
 	{"*round for rint in a zero point", "zero = rint(zero);", "zero = round(zero);", "keys"},
 	{"round for rint in an index", "q = rint(q);", "q = round(q);", "keys"},
@@ -256,7 +258,11 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"zero point subtracted in one rounding", "float q = v / se;\n            q = q - zero;", "const float inverse = 1.0f / se;\n            float q = fma(v, inverse, -zero);", "keys"},
 	{"outer strides exchanged", "long(r.x) * v.s0 + long(r.y) * v.s1", "long(r.x) * v.s1 + long(r.y) * v.s0", "keys"},
 	{"rotation for its inverse", "transform_row(buf, a.dim, a.factor, true,", "transform_row(buf, a.dim, a.factor, false,", "hadamard"},
-	{"ties to the smallest predecessor", "if (g >= best) {", "if (g > best) {", "trellis"},
+	{"ties to the smallest predecessor", "m = g >= top ? q", "m = g > top ? q", "trellis"},
+	{"ties to the smallest predecessor of any k", "if (g >= best) {", "if (g > best) {", "trellis"},
+	{"ties to any lane's predecessor", "m = max(m, simd_shuffle_xor(m, ushort(mask)));", "", "trellis"},
+	{"trace of the row before", "c > r ? c - 1u - r : 0u", "c > r + 1u ? c - 2u - r : 0u", "trellis"},
+	{"blocks of a round exchanged", "h.sub = thread_index >> (h.L - 4u);", "h.sub = h.subs - 1u - (thread_index >> (h.L - 4u));", "trellis"},
 	{"matrix not transposed", "minus = transposed ? rows[c] >> j : rows[j] >> c", "minus = rows[j] >> c", "hadamard"},
 	{"no wrap around a block", "w + 1u == words ? 0u : w + 1u", "w + 1u == words ? w : w + 1u", "trellis"},
 	{"tile of the wrong group", "(band - tile * groups) * 2u * a.block", "(band - tile * groups) * a.block", "trellis"},

@@ -369,10 +369,11 @@ func TestPlans(t *testing.T) {
 		{"16 threads", func(d *fakeDevice) { d.limit = map[string]int{"values_encode_b3_d128": 16, "values_encode_b3_any": 16} }, encode(kv(128, 3), 64), "", 0, 0, 0, codec.ErrUnsupported},
 		{"a row of 8192", nil, encode(kv(8192, 2), 3), "values_encode_b2_any", 3, 1024, 32 << 10, nil},
 		{"a row too long", func(d *fakeDevice) { d.info.MaxThreadgroupMemory = 16 << 10 }, encode(kv(8192, 2), 3), "", 0, 0, 0, codec.ErrUnsupported},
-		{"all states", nil, weights(trellis.Params{L: 12, K: 2, T: 256}), "trellis_encode_k2", 10, 1024, 32 << 10, nil},
-		{"256 threads", func(d *fakeDevice) { d.threads = 256; d.info.MaxThreads[0] = 256 }, weights(trellis.Params{L: 12, K: 2, T: 256}), "trellis_encode_device", 10, 256, 256, nil},
-		{"few registers", func(d *fakeDevice) { d.limit = map[string]int{"trellis_encode_k2": 512} }, weights(trellis.Params{L: 12, K: 2, T: 256}), "trellis_encode_device", 10, 992, 256, nil},
-		{"L = 11, 256 threads", func(d *fakeDevice) { d.threads = 256; d.info.MaxThreads[0] = 256 }, weights(trellis.Params{L: 11, K: 2, T: 64}), "trellis_encode_any", 10, 256, 256 + 8*2048, nil},
+		{"all states", nil, weights(trellis.Params{L: 12, K: 2, T: 256}), "trellis_encode_k2", 10, 256, 8 << 10, nil},
+		{"short blocks", nil, weights(trellis.Params{L: 10, K: 2, T: 256}), "trellis_encode_k2", 3, 256, 8 << 10, nil},
+		{"128 threads", func(d *fakeDevice) { d.threads = 128; d.info.MaxThreads[0] = 128 }, weights(trellis.Params{L: 12, K: 2, T: 256}), "trellis_encode_device", 10, 128, 256, nil},
+		{"few registers", func(d *fakeDevice) { d.limit = map[string]int{"trellis_encode_k2": 255} }, weights(trellis.Params{L: 12, K: 2, T: 256}), "trellis_encode_device", 10, 224, 256, nil},
+		{"L = 11, 64 threads", func(d *fakeDevice) { d.threads = 64; d.info.MaxThreads[0] = 64 }, weights(trellis.Params{L: 11, K: 2, T: 64}), "trellis_encode_any", 10, 64, 256 + 8*2048, nil},
 		{"Viterbi, 16 threads", func(d *fakeDevice) {
 			d.limit = map[string]int{"trellis_encode_k2": 16, "trellis_encode_any": 16, "trellis_encode_device": 16}
 		}, weights(trellis.Params{L: 12, K: 2, T: 64}), "", 0, 0, 0, codec.ErrUnsupported},

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	maxSlots     = 128      // threadgroups of a search
-	scratchBytes = 64 << 20 // of their scratch
-	rowTile      = 32       // rows of a tile of interleaved codes
+	maxSlots     = 128       // threadgroups of a search, on a device that does not tell its cores
+	coreSlots    = 4         // otherwise, for each core
+	scratchBytes = 256 << 20 // of their scratch
+	rowTile      = 32        // rows of a tile of interleaved codes
 )
 
 // weights is the weight codec of an engine.
@@ -46,18 +47,28 @@ func (s *slab) values(p trellis.Params) (gpu.Binding, error) {
 	return s.table(tableKey{codeTable, int(p.Code), p.L})
 }
 
+// searchRounds is how many rounds a threadgroup of a search has at most: they share its barriers, and as many SIMD-groups
+// trace their paths. searchSlots, if not zero, is how many threadgroups a search has at most.
+var searchRounds, searchSlots = 4, 0
+
 // viterbi picks the search's kernel, its launch over some blocks, and the threadgroups to launch.
 func (c *weights) viterbi(blocks int) (k kernel, l shaders.TrellisPlan, slots int, err error) {
-	e, declined := c.e, ""
+	e, declined, most := c.e, "", maxSlots
+	if n := c.e.info.Cores; n > 0 {
+		most = coreSlots * n
+	}
+	if searchSlots > 0 {
+		most = searchSlots
+	}
 	for threads := e.info.MaxThreads[0]; threads >= simdWidth; {
-		l := shaders.TrellisLaunch(c.p.L, c.p.K, c.p.T, threads, e.info.MaxThreadgroupMemory)
+		l := shaders.TrellisLaunch(c.p.L, c.p.K, c.p.T, blocks, most, searchRounds, threads, e.info.MaxThreadgroupMemory)
 		k, err := e.kernels.named(l.Kernel)
 		if err != nil {
 			return kernel{}, l, 0, err
 		}
 		err = wholeSIMD(k)
-		if most := k.pipeline.MaxThreads(); err == nil && l.Threads > most {
-			err = fmt.Errorf("threadgroups of %d threads, not %d", most, l.Threads)
+		if limit := k.pipeline.MaxThreads(); err == nil && l.Threads > limit {
+			err = fmt.Errorf("threadgroups of %d threads, not %d", limit, l.Threads)
 		}
 		if err == nil && l.Bytes > e.room(k) {
 			err = fmt.Errorf("%d bytes of threadgroup memory, not %d", e.room(k), l.Bytes)
@@ -68,7 +79,7 @@ func (c *weights) viterbi(blocks int) (k kernel, l shaders.TrellisPlan, slots in
 			continue
 		}
 		k.declined = declined
-		return k, l, min(blocks, maxSlots, max(1, int(scratchBytes/l.SlotBytes))), nil
+		return k, l, min((blocks+l.Blocks-1)/l.Blocks, most, max(1, int(scratchBytes/l.SlotBytes))), nil
 	}
 	return kernel{}, shaders.TrellisPlan{}, 0, fmt.Errorf("%w: %s", errNoKernel, declined)
 }
@@ -98,7 +109,7 @@ func (c *weights) search(ctx context.Context, s *slab, args shaders.TrellisEncod
 	if err != nil {
 		return err
 	}
-	args.SlotBytes, args.Block, args.StateBits, args.Bits = l.SlotBytes, uint32(p.T), uint32(p.L), uint32(p.K)
+	args.SlotBytes, args.Block, args.StateBits, args.Bits, args.Rounds = l.SlotBytes, uint32(p.T), uint32(p.L), uint32(p.K), uint32(l.Rounds)
 	if !p.FreeEnds {
 		args.TailBiting = 1
 	}
@@ -106,9 +117,9 @@ func (c *weights) search(ctx context.Context, s *slab, args shaders.TrellisEncod
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n = min(blocks-first, c.e.pace.blocks(p, slots))
+		n = min(blocks-first, c.e.pace.blocks(p, slots*l.Blocks))
 		args.Block0, args.Blocks = uint32(first), uint32(n)
-		grid := shaders.Grid{Groups: [3]int{min(n, slots), 1, 1}, Threads: [3]int{l.Threads, 1, 1}}
+		grid := shaders.Grid{Groups: [3]int{min((n+l.Blocks-1)/l.Blocks, slots), 1, 1}, Threads: [3]int{l.Threads, 1, 1}}
 		s.add(k, n, grid, l.Bytes, &args, at.w, at.scales, values, at.codes, at.states, gpu.Binding{Buffer: scratch}, gpu.Binding{Buffer: status})
 		took, err := s.send()
 		if err != nil {

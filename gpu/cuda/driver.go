@@ -62,6 +62,7 @@ const (
 	attrMaxBlockY       attribute = 3
 	attrMaxBlockZ       attribute = 4
 	attrWarpSize        attribute = 10
+	attrMultiprocessors attribute = 16
 	attrIntegrated      attribute = 18
 	attrPCIBus          attribute = 33
 	attrPCIDevice       attribute = 34

@@ -115,6 +115,7 @@ func describe(d driver, dev int) (info gpu.Info, capability int, err error) {
 		MaxBuffer:            memory,
 		MaxThreadgroupMemory: at(attrMaxSharedMemory),
 		MaxThreads:           [3]int{min(at(attrMaxBlockX), at(attrMaxThreads)), at(attrMaxBlockY), at(attrMaxBlockZ)},
+		Cores:                at(attrMultiprocessors),
 	}
 	return info, capability, err
 }
