@@ -62,9 +62,9 @@ func (x extent) pieces(rows int) (count int, at func(i int) piece) {
 	}
 }
 
-// joined returns x as one lead if all of its rows are stored alike.
-func (x extent) joined(centred bool) extent {
-	if x.first == 0 && x.last == 0 && !centred {
+// joined returns x as one lead if all of its rows are stored alike and leads need not be told apart.
+func (x extent) joined(apart bool) extent {
+	if x.first == 0 && x.last == 0 && !apart {
 		return extent{leads: 1, tokens: x.leads * x.tokens}
 	}
 	return x

@@ -24,6 +24,7 @@ type encoder struct {
 	part   Part
 	extent extent
 	centre *codec.Centre // given, or nil
+	heads  bool          // pieces do not join heads
 }
 
 // source is a piece of a tensor as it is read from a file, and its coded rows.
@@ -32,6 +33,7 @@ type source struct {
 	data      []byte // one of the two
 	x         rows
 	centre    codec.Centre // of the piece's leads
+	measured  measured     // for Measure
 }
 
 // encode writes the stored tensors to w.
@@ -102,7 +104,7 @@ func (e *encoder) pieces(emit, also func(s *source, p piece) error) error {
 	dim := e.part.dim()
 	read := dim * in.DType.Size() // bytes of a row
 	centred := e.half.centred(e.kv.Params())
-	x := e.extent.joined(centred)
+	x := e.extent.joined(centred || e.heads)
 	count, at := x.pieces(max(1, e.feed.Bytes/read))
 	type item struct {
 		piece

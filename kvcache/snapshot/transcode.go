@@ -85,61 +85,16 @@ type EncodeOptions struct {
 // ErrPair, ErrSource, ErrArgument, ErrNoTensor where nothing matches, or those
 // of reading and writing.
 func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o EncodeOptions) (Summary, error) {
-	if o.Backend == nil {
-		return Summary{}, fmt.Errorf("%w: no backend", ErrArgument)
-	}
-	f, err := safetensors.NewFile(src, size)
+	e, err := newEncoding(ctx, src, size, o)
 	if err != nil {
 		return Summary{}, err
 	}
-	if f.Metadata()[formatKey] == formatName {
-		return Summary{}, fmt.Errorf("%w: it is a KV snapshot already", ErrSource)
-	}
-	for key := range f.Metadata() {
-		if reserved(key) {
-			return Summary{}, fmt.Errorf("%w: the metadata key %q is reserved for snapshots", ErrSource, key)
-		}
-	}
-	base := o.Params.WithDefaults()
-	bare := base
-	bare.HeadDim, bare.ValueHeadDim = 64, 64
-	if err := bare.Validate(); err != nil {
-		return Summary{}, err // of no tensor
-	}
-	d := description{
-		Group: base.Group, ScaleType: base.ScaleType, Policy: base.Policy, Scale: base.Scale, SignSeed: signSeed,
-		RawFirst: o.RawFirst, RawLast: o.RawLast, Layers: []Layer{}, Raw: []string{},
-	}
-	if err := checkEdges(d.edges()); err != nil {
-		return Summary{}, fmt.Errorf("%w: %w", ErrArgument, err)
-	}
-	layers, err := pairs(f, o)
-	if err != nil {
-		return Summary{}, err
-	}
-	t := newTranscoder(ctx, o.Backend, o.Progress)
 	var out []safetensors.Info
 	var sum Summary
 	partOf := map[string]string{} // the packed tensor that a name of the snapshot belongs to
-	for _, l := range layers {
-		l.Keys.Bits, l.Keys.Signed, l.Values.Bits = base.Keys.Bits(), base.Keys.Signed(), base.Values.Bits()
-		l.Keys.Code, l.Values.Code = rowCodeName(base.Keys), rowCodeName(base.Values)
-		l.Keys.Centred, l.Values.Centred = base.CentreKeys, base.CentreValues
-		if err := l.checkPair(); err != nil {
-			return Summary{}, err
-		}
-		p, err := l.params(base)
-		if err == nil {
-			err = t.add(p)
-		}
-		if err != nil {
-			return Summary{}, fmt.Errorf("tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
-		}
-		if err := o.checkCentres(l, p); err != nil {
-			return Summary{}, err
-		}
-		d.Layers = append(d.Layers, l)
-		stored := l.stored(p, d.edges())
+	for i, l := range e.desc.Layers {
+		p := e.codecs[i].Params()
+		stored := l.stored(p, e.desc.edges())
 		out = append(out, stored...)
 		for _, h := range halves {
 			part := h.part(&l)
@@ -150,50 +105,119 @@ func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o
 				}
 			}
 		}
-		sum.add(l, p, d.edges())
+		sum.add(l, p, e.desc.edges())
 	}
-	for _, in := range f.Tensors() {
-		t.total += in.Size
+	for _, in := range e.file.Tensors() {
+		e.total += in.Size
 		switch of := partOf[in.Name]; of {
 		case in.Name:
 		case "":
-			d.Raw = append(d.Raw, in.Name)
+			e.desc.Raw = append(e.desc.Raw, in.Name)
 			out = append(out, in)
 		default:
 			return Summary{}, fmt.Errorf("%w: tensor %q has the name that a part of %q takes", ErrSource, in.Name, of)
 		}
 	}
-	meta, err := encodeDescription(f.Metadata(), d)
+	meta, err := encodeDescription(e.file.Metadata(), e.desc)
 	if err != nil {
 		return Summary{}, err
 	}
-	if d.version() != version1 {
+	if e.desc.version() != version1 {
 		aligned(out)
 	}
 	w, err := safetensors.NewWriterAt(dst, meta, out)
 	if err != nil {
 		return Summary{}, err
 	}
-	t.report(0)
-	for i := range d.Layers {
+	e.report(0)
+	for i := range e.desc.Layers {
 		for _, h := range halves {
-			part := *h.part(&d.Layers[i])
-			e := &encoder{transcoder: t, file: f, half: h, kv: t.codecs[i], part: part, extent: part.extent(d.edges())}
-			if c, ok := o.Centres[part.Name]; ok {
-				e.centre = &c
-			}
-			if err := e.encode(w); err != nil {
+			if err := e.encoder(i, h).encode(w); err != nil {
 				return Summary{}, err
 			}
 		}
 	}
-	for _, name := range d.Raw {
-		if err := w.Copy(ctx, f, name, t.report); err != nil {
+	for _, name := range e.desc.Raw {
+		if err := w.Copy(ctx, e.file, name, e.report); err != nil {
 			return Summary{}, err
 		}
 	}
-	sum.Raw = len(d.Raw)
+	sum.Raw = len(e.desc.Raw)
 	return sum, w.Close()
+}
+
+// encoding is what Encode knows before it packs.
+type encoding struct {
+	*transcoder
+	file    *safetensors.File
+	desc    description // without the raw tensors
+	centres map[string]codec.Centre
+}
+
+// newEncoding opens the source and checks all that names, types, shapes and parameters decide.
+func newEncoding(ctx context.Context, src io.ReaderAt, size int64, o EncodeOptions) (*encoding, error) {
+	if o.Backend == nil {
+		return nil, fmt.Errorf("%w: no backend", ErrArgument)
+	}
+	f, err := safetensors.NewFile(src, size)
+	if err != nil {
+		return nil, err
+	}
+	if f.Metadata()[formatKey] == formatName {
+		return nil, fmt.Errorf("%w: it is a KV snapshot already", ErrSource)
+	}
+	for key := range f.Metadata() {
+		if reserved(key) {
+			return nil, fmt.Errorf("%w: the metadata key %q is reserved for snapshots", ErrSource, key)
+		}
+	}
+	base := o.Params.WithDefaults()
+	bare := base
+	bare.HeadDim, bare.ValueHeadDim = 64, 64
+	if err := bare.Validate(); err != nil {
+		return nil, err // of no tensor
+	}
+	e := &encoding{transcoder: newTranscoder(ctx, o.Backend, o.Progress), file: f, centres: o.Centres, desc: description{
+		Group: base.Group, ScaleType: base.ScaleType, Policy: base.Policy, Scale: base.Scale, SignSeed: signSeed,
+		RawFirst: o.RawFirst, RawLast: o.RawLast, Layers: []Layer{}, Raw: []string{},
+	}}
+	if err := checkEdges(e.desc.edges()); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrArgument, err)
+	}
+	layers, err := pairs(f, o)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range layers {
+		l.Keys.Bits, l.Keys.Signed, l.Values.Bits = base.Keys.Bits(), base.Keys.Signed(), base.Values.Bits()
+		l.Keys.Code, l.Values.Code = rowCodeName(base.Keys), rowCodeName(base.Values)
+		l.Keys.Centred, l.Values.Centred = base.CentreKeys, base.CentreValues
+		if err := l.checkPair(); err != nil {
+			return nil, err
+		}
+		p, err := l.params(base)
+		if err == nil {
+			err = e.add(p)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
+		}
+		if err := o.checkCentres(l, p); err != nil {
+			return nil, err
+		}
+		e.desc.Layers = append(e.desc.Layers, l)
+	}
+	return e, nil
+}
+
+// encoder returns the encoder of the keys or the values of layer i.
+func (e *encoding) encoder(i int, h half) *encoder {
+	part := *h.part(&e.desc.Layers[i])
+	one := &encoder{transcoder: e.transcoder, file: e.file, half: h, kv: e.codecs[i], part: part, extent: part.extent(e.desc.edges())}
+	if c, ok := e.centres[part.Name]; ok {
+		one.centre = &c
+	}
+	return one
 }
 
 // pairs finds the layers to pack, in the order of their keys in the file.
