@@ -88,7 +88,7 @@ of the signal that interrupted it.`,
 	}
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newDemo(), newKV(), newTrellis(), newAffine(), newInspect(), newVerify(), newBench(), newDevices(), newVersion())
+	root.AddCommand(newDemo(), newKV(), newTrellis(), newAffine(), newInspect(), newReport(), newVerify(), newBench(), newDevices(), newVersion())
 	root.SetHelpCommand(newHelp(root))
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

@@ -52,6 +52,8 @@ func TestInterrupted(t *testing.T) {
 		{"kv encode - out", syscall.SIGINT, 130},
 		{"kv decode - -", syscall.SIGTERM, 143},
 		{"kv encode " + data + " -", syscall.SIGINT, 130},
+		{"report - --html out", syscall.SIGINT, 130},
+		{"report " + data + " --html out --backend ref", syscall.SIGTERM, 143},
 		{"trellis encode " + weights + " out --tensors query|output --bits 4 --block 128 --backend ref", syscall.SIGTERM, 143},
 	} {
 		t.Run(test.args+" "+test.signal.String(), func(t *testing.T) {
