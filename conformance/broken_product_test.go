@@ -199,6 +199,13 @@ func TestBrokenProducts(t *testing.T) {
 			}
 			return f32.TreeSum(chains[:])
 		}}, []Stage{Product}},
+		{"another order with an error of its own", []string{"check=bound", "check=exact"}, mutantProduct{dot: func(x, w []float32) float32 {
+			return chained(chain, add, f32.TreeSum)(x, w) * (1 + 0x1p-8)
+		}}, []Stage{Product}},
+		{"another order without the last chain", []string{"check=bound"}, mutantProduct{dot: chained(chain, add, func(q []float32) float32 {
+			q[len(q)-1] = 0
+			return f32.TreeSum(q)
+		})}, []Stage{Product}},
 		{"weights not rounded", []string{"MatMul"}, mutantProduct{weights: func(codec.DType) codec.DType { return codec.F32 }}, []Stage{Product}},
 		{"rows that depend on their number", []string{"check=alone"}, mutantProduct{alone: func(y codec.Tensor) {
 			y.DType.Store(y.Data, up(1+y.DType.Load(y.Data)))

@@ -24,7 +24,16 @@ type productCase struct {
 	weights codec.DType // trellis: ProductOptions.Weights
 	layout  string
 	data    string
-	check   string // "reference"; "decoded": with the weights that the backend decodes; "alone": each row of x alone
+	// "reference"; "decoded": with the weights that the backend decodes; "alone": each row of x alone; with codec.Fast
+	// "bound": within its bound, y f32; "exact": the reference's bits, of data whose products and sums are exact.
+	check string
+}
+
+func (c *productCase) order() codec.Order {
+	if c.check == "bound" || c.check == "exact" {
+		return codec.Fast
+	}
+	return codec.Exact
 }
 
 func (c *productCase) make() Case {
@@ -46,6 +55,8 @@ func (c *productCase) factors(x []float32, n int, s *stream) {
 		x[i] = s.normal()
 		switch c.data {
 		case "normal", "zero-scales":
+		case "units": // −1, 0 or 1: sums of few weights of 8 bits are exact
+			x[i] = float32(s.intn(3) - 1)
 		case "tiny": // about 2^-50, below which a factor is +0
 			if i/n%2 == 0 || s.intn(2) == 0 { // every second row has no others, so that they show
 				x[i] = pick(s, 0x1p-49, 0x1p-50, down(0x1p-50), 0x1p-51, 0x1p-126, 0x1p-149, 0)
@@ -85,6 +96,9 @@ func (c *productCase) matrix(e *env, s *stream) packedWeights {
 	}
 	for i := range m.Scales {
 		m.Scales[i] = uint16(12+s.intn(6))<<10 | uint16(s.intn(1024)) // 2^-3 to 2^3
+		if c.data == "units" {
+			m.Scales[i] = 0x3c00 // 1
+		}
 		if c.data == "zero-scales" {
 			m.Scales[i] = pick16(s, 0, 0x8000, 1, 0x03ff, 0x3c00)
 		}
@@ -92,7 +106,7 @@ func (c *productCase) matrix(e *env, s *stream) packedWeights {
 			m.Scales[i] = pick16(s, 0x7c00, 0xfc00, 0x7e00)
 		}
 	}
-	o := codec.ProductOptions{Weights: c.weights}
+	o := codec.ProductOptions{Weights: c.weights, Order: c.order()}
 	t := c.weights
 	if t == 0 {
 		t = c.x
@@ -113,6 +127,12 @@ func pick16(s *stream, from ...uint16) uint16 { return from[s.intn(len(from))] }
 
 func (c *productCase) affineMatrix(e *env, s *stream) packedWeights {
 	a := anyAffine(c.format, c.rows, []int{c.geo.Out, c.geo.In}, s)
+	if c.data == "units" { // integers below 2^8
+		for g := range len(a.Scales) / c.rows.Size() {
+			c.rows.Store(a.Scales[g*c.rows.Size():], 1)
+			c.rows.Store(a.Biases[g*c.rows.Size():], float32(s.intn(9)-8))
+		}
+	}
 	if c.data == "zero-scales" {
 		clear(a.Scales[:len(a.Scales)/2/c.rows.Size()*c.rows.Size()])
 	}
@@ -128,7 +148,7 @@ func (c *productCase) affineMatrix(e *env, s *stream) packedWeights {
 	b, r := e.affine(c.format), e.refAffine(c.format)
 	return packedWeights{
 		planes:   func() [][]byte { return [][]byte{bytes.Clone(a.Codes), bytes.Clone(a.Scales), bytes.Clone(a.Biases)} },
-		multiply: func(y, x codec.Tensor) error { return b.MatMul(y, x, a, codec.ProductOptions{}) },
+		multiply: func(y, x codec.Tensor) error { return b.MatMul(y, x, a, codec.ProductOptions{Order: c.order()}) },
 		ref:      func(y, x codec.Tensor) error { return r.MatMul(y, x, a, codec.ProductOptions{}) },
 		decode: func() (codec.Tensor, error) {
 			w := codec.NewTensor(c.rows, a.Shape...)
@@ -181,12 +201,51 @@ func (c *productCase) run(e *env) *Failure {
 	if f := sameError(err, nil); f != nil {
 		return f
 	}
+	if c.check == "bound" {
+		weights, err := w.decode()
+		if err != nil {
+			e.refuse(err, "weights")
+		}
+		// What lies within the bound stands for the reference.
+		if f := bounded(dense(y), want, plain, weights); f != nil {
+			return f
+		}
+		want = dense(y)
+	}
 	o := output{name: "y", dtype: c.y}
 	f := o.written(y, yMem, want, max(c.geo.Out, 1))
 	if f != nil && f.Stage == Dequantize {
 		f.Stage = Product
 	}
 	return f
+}
+
+// bounded checks f32 sums of any order: within 2·(C + 2)·2^-24·Σ|x·w| of the exact one, and NaN or infinite as want is.
+func bounded(y, want, x, w codec.Tensor) *Failure {
+	in := x.Dim()
+	a, b := make([]float32, in), make([]float32, in)
+	for m := range x.Shape[0] {
+		x.LoadRow(a, m)
+		for n := range w.Shape[0] {
+			w.LoadRow(b, n)
+			var sum, magnitude float64
+			for c := range a {
+				p := float64(factor(a[c])) * float64(factor(b[c])) // exact
+				sum += p
+				magnitude += math.Abs(p)
+			}
+			i := m*w.Shape[0] + n
+			got, exact := codec.F32.Load(y.Data[4*i:]), codec.F32.Load(want.Data[4*i:])
+			bound := magnitude * 2 * float64(in+2) * 0x1p-24
+			switch wild := !f32.IsFinite(exact); {
+			case wild && (got == exact || got != got && exact != exact), !wild && math.Abs(float64(got)-sum) <= bound:
+			default:
+				return &Failure{Stage: Product, Operand: "y", Index: i, Group: -1, Want: fmt.Sprint(sum), Got: fmt.Sprint(got),
+					Detail: fmt.Sprintf("%g from the sum, %g are allowed", math.Abs(float64(got)-sum), bound)}
+			}
+		}
+	}
+	return nil
 }
 
 // multiplied returns x·wᵀ in the order of docs/numerics.md §7.
@@ -305,6 +364,30 @@ func productCases() []Case {
 			}
 		}
 	}
+	// The order that a caller has to allow: heights about the tiles, outputs about 32, and columns that no matrix unit takes.
+	fast := func(c productCase, m int, x, y codec.DType, data, check string) productCase {
+		c.m, c.x, c.y, c.layout, c.data, c.check = m, x, y, inputs[t.step()%4], data, check
+		return c
+	}
+	narrow := []codec.DType{codec.BF16, codec.F16}
+	for i, m := range []int{1, 4, 5, 16, 17, 64, 65} {
+		for j, out := range []int{1, 31, 33} {
+			x := narrow[(i+j)%2]
+			c := along([]int{2, 3, 4, 5}[t.step()%4], out)
+			c.weights = narrow[t.step()%2]
+			add(6, Normal, fast(c, m, x, codec.F32, []string{"normal", "wide", "tiny", "nonfinite"}[t.step()%4], "bound"))
+			c = rows(formats[t.step()%len(formats)], out, 1+t.step()%3)
+			c.rows = narrow[t.step()%2]
+			add(6, Normal, fast(c, m, x, codec.F32, []string{"normal", "wide", "tiny", "nonfinite"}[t.step()%4], "bound"))
+		}
+		c := productCase{params: trellis.Params{L: 9, K: []int{2, 3, 4, 8}[i%4], T: 32}, geo: trellis.Geometry{Axis: 1, Out: 37, In: 64, Interleaved: i%2 == 1}, weights: codec.BF16}
+		add(1, Normal, fast(c, m, narrow[i%2], t.dtype(), "units", "exact"))
+		c = productCase{format: formats[5*i%len(formats)], rows: narrow[i%2], geo: trellis.Geometry{Out: 37, In: 384}}
+		add(1, Normal, fast(c, m, narrow[t.step()%2], t.dtype(), "units", "exact"))
+	}
+	add(1, Normal, fast(productCase{params: trellis.Params{L: 9, K: 8, T: 4}, geo: trellis.Geometry{Axis: 1, Out: 3, In: 12}, weights: codec.BF16}, 9, codec.BF16, codec.F32, "normal", "bound"))
+	add(1, Normal, fast(across(2, 131), 9, codec.BF16, codec.F32, "normal", "bound"))
+	add(1, Normal, fast(along(3, 33), 9, codec.F32, codec.F32, "wide", "bound"))
 	for _, g := range []trellis.Geometry{{Axis: 1, Out: 3, In: 0}, {Axis: 0, Out: 64, In: 0}, {Axis: 1, Out: 0, In: 64}} {
 		c := productCase{params: trellis.Params{L: 6, K: 2, T: 32}, geo: g, m: 2, x: codec.F32, y: codec.F16, layout: "dense", data: "normal"}
 		add(1, Normal, c)

@@ -80,6 +80,7 @@ type Info struct {
 	MaxThreadgroupMemory int    // bytes of threadgroup memory, static and dynamic together
 	MaxThreads           [3]int // threads in a threadgroup, by dimension
 	Cores                int    // that run threadgroups, 0 where the system does not tell
+	MatrixUnits          bool   // kernels may use 8 × 8 matrices, whose factors are f32 or lose all but 10 bits behind the leading one
 }
 
 // Options choose a device. The zero value takes the first that the system lists.

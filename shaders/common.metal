@@ -449,6 +449,12 @@ static inline ulong trellis_window(const device uint* codes, long in, long strid
     return (ulong(lo) | (ulong(hi) << 32)) >> (bit & 31u);
 }
 
+// A factor of a product (numerics §7): a magnitude below 2^-50 becomes +0. By integer compare, as in canon.
+static inline float canon_factor(float x) {
+    const uint magnitude = as_type<uint>(x) & 0x7fffffffu;
+    return magnitude < 0x26800000u ? 0.0f : x;
+}
+
 // ---- affine rows (numerics §8) ----
 
 static inline float affine_weight(uint index, float scale, float bias, uint type) {

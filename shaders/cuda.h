@@ -51,6 +51,46 @@ enum class mem_flags : uint { mem_none = 0, mem_device = 1, mem_threadgroup = 2 
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(uint(a) | uint(b)); }
 __device__ __forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads(); }
 
+__device__ __forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }
+
+// 8 × 8 matrices for mma.m16n8k8, whose upper half is zero. Number k of its sum is column 2k of the left matrix
+// for k < 4, otherwise 2(k − 4) + 1. A lane holds two neighbours of a row of a left matrix or a sum, and of a
+// column of a right one. Factors are tf32: 10 bits behind the leading one; sums are f32.
+struct simdgroup_float8x8 {
+    float e[2];
+
+    simdgroup_float8x8() = default;
+    __device__ __forceinline__ explicit simdgroup_float8x8(float diagonal) {
+        const uint row = threadIdx.x % 32u / 4u, column = threadIdx.x % 4u * 2u;
+        e[0] = row == column ? diagonal : 0.0f;
+        e[1] = row == column + 1u ? diagonal : 0.0f;
+    }
+};
+struct simdgroup_right8x8 { float e[2]; };
+#define SIMDGROUP_RIGHT simdgroup_right8x8
+
+__device__ __forceinline__ void simdgroup_load(simdgroup_float8x8& d, const float* from, ulong stride) {
+    const float2 v = *(const float2*)(from + threadIdx.x % 32u / 4u * stride + threadIdx.x % 4u * 2u);
+    d.e[0] = v.x;
+    d.e[1] = v.y;
+}
+// Of the transposed matrix alone: a column of it lies in a row.
+__device__ __forceinline__ void simdgroup_load(simdgroup_right8x8& d, const float* from, ulong stride, ulong2, bool) {
+    const float2 v = *(const float2*)(from + threadIdx.x % 32u / 4u * stride + threadIdx.x % 4u * 2u);
+    d.e[0] = v.x;
+    d.e[1] = v.y;
+}
+__device__ __forceinline__ void simdgroup_store(simdgroup_float8x8 a, float* to, ulong stride) {
+    *(float2*)(to + threadIdx.x % 32u / 4u * stride + threadIdx.x % 4u * 2u) = float2{a.e[0], a.e[1]};
+}
+__device__ __forceinline__ void simdgroup_multiply_accumulate(simdgroup_float8x8& d, simdgroup_float8x8 a, simdgroup_right8x8 b, simdgroup_float8x8 c) {
+    asm("{\n.reg .f32 upper<2>;\n"
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, upper0, upper1}, {%2, %3, %4, %3}, {%5, %6}, {%7, %8, %9, %9};\n}"
+        : "=f"(d.e[0]), "=f"(d.e[1])
+        : "r"(__float_as_uint(a.e[0])), "r"(0), "r"(__float_as_uint(a.e[1])), "r"(__float_as_uint(b.e[0])), "r"(__float_as_uint(b.e[1])),
+          "f"(c.e[0]), "f"(c.e[1]), "f"(0.0f)); // mma.sync
+}
+
 enum memory_order { memory_order_relaxed };
 struct atomic_uint { uint value; };
 __device__ __forceinline__ uint atomic_fetch_add_explicit(atomic_uint* p, uint x, memory_order) {

@@ -31,6 +31,14 @@ func LaneGrid(rows, maxThreads int) Grid {
 	return Grid{Groups: [3]int{ceil(rows, threads/32), 1, 1}, Threads: [3]int{threads, 1, 1}}
 }
 
+// MatrixMemory is the threadgroup memory of a Matrices kernel.
+const MatrixMemory = 8 << 10
+
+// MatrixGrid assigns a threadgroup to each 32 outputs of a number of tiles of rows.
+func MatrixGrid(outputs, tiles int) Grid {
+	return Grid{Groups: [3]int{ceil(outputs, 32) * tiles, 1, 1}, Threads: [3]int{LaneThreads, 1, 1}}
+}
+
 // A RowPlan is the launch of a Rows kernel.
 type RowPlan struct {
 	Grid

@@ -1,12 +1,6 @@
 // Products with packed weights (numerics §7). A lane is a chain: of every 128 columns it takes the
 // four from 4·lane on. Weights are decoded once for a tile of M rows of x, whose chains are in registers.
 
-// A magnitude below 2^-50 becomes +0. By integer compare, as in canon.
-static inline float canon_factor(float x) {
-    const uint magnitude = as_type<uint>(x) & 0x7fffffffu;
-    return magnitude < 0x26800000u ? 0.0f : x;
-}
-
 // x as the products read it: canonical f32 without gaps. One thread per element.
 static inline void product_factor(const device uchar* x, device float* out, constant ProductInputArgs& a, uint2 at) {
     if (at.x >= a.dim || at.y >= a.rows) {

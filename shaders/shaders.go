@@ -25,7 +25,7 @@ var files embed.FS
 
 // Families lists the kernel families, one source file each, in the order of Source.
 func Families() []string {
-	return []string{"canary", "hadamard", "keys", "values", "decode", "trellis", "copy", "product", "affine", "mask", "rowcode"}
+	return []string{"canary", "hadamard", "keys", "values", "decode", "trellis", "copy", "product", "matrix", "affine", "mask", "rowcode"}
 }
 
 // Family returns the kernels of one family, none if there is no such family.

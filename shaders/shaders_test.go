@@ -114,16 +114,18 @@ func metalFiles(t *testing.T) []string {
 func TestForbiddenWords(t *testing.T) {
 	forbidden := regexp.MustCompile(`\b(fast::|simd_sum|simd_product|simd_prefix\w*|simdgroup_float\w*|atomic_float|double|bfloat|round|pow|exp2?|log2?|dot|fmin|fmax|goto|long long)\b`)
 	for _, name := range metalFiles(t) {
-		// The search takes the maximum of numbers that are not NaN, and no state depends on the sign of a zero.
 		source := code(t, name)
-		if name == "trellis.metal" {
+		switch name {
+		case "trellis.metal": // the search takes the maximum of numbers that are not NaN, and no state depends on the sign of a zero
 			source = strings.ReplaceAll(source, "top = fmax(top, ", "")
+		case "matrix.metal": // the one place for another order
+			source = strings.ReplaceAll(source, "simdgroup_float8x8", "")
 		}
 		if m := forbidden.FindString(source); m != "" {
 			t.Errorf("%s uses %s", name, m)
 		}
 	}
-	for _, bad := range []string{"x = fast::sqrt(x)", "simd_sum(x)", "double d;", "bfloat b", "round(x)"} {
+	for _, bad := range []string{"x = fast::sqrt(x)", "simd_sum(x)", "double d;", "bfloat b", "round(x)", "simdgroup_float8x8 m"} {
 		if forbidden.FindString(bad) == "" {
 			t.Errorf("%q is not caught", bad)
 		}

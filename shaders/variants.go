@@ -23,10 +23,13 @@ const (
 	Tiles
 	// Single: one threadgroup of 32.
 	Single
+	// Matrices: a threadgroup of LaneThreads per 32 outputs and tile of rows, MatrixMemory of
+	// threadgroup memory: MatrixGrid.
+	Matrices
 )
 
 func (l Launch) String() string {
-	return [...]string{"elements", "lanes", "rows", "blocks", "tiles", "single"}[l]
+	return [...]string{"elements", "lanes", "rows", "blocks", "tiles", "single", "matrices"}[l]
 }
 
 // A Param is a buffer of a kernel; its index is its place in the list. The argument
@@ -57,7 +60,9 @@ type Variant struct {
 func (v Variant) Buffers() int { return len(v.Params) + 1 }
 
 // UsesThreadgroupMemory reports whether the host must set threadgroup memory 0.
-func (v Variant) UsesThreadgroupMemory() bool { return v.Launch == Rows || v.Launch == Blocks }
+func (v Variant) UsesThreadgroupMemory() bool {
+	return v.Launch == Rows || v.Launch == Blocks || v.Launch == Matrices
+}
 
 const (
 	bytesIn   = "const device uchar*"
@@ -203,6 +208,22 @@ func makeVariants() []Variant {
 			call:   fmt.Sprintf("product_affine_output<%d>", tile)})
 	}
 
+	add(Variant{Name: "matrix_input", Family: "matrix", Op: "matrix_input", Launch: Elements, Args: "ProductInputArgs",
+		Params: []Param{{"x", bytesIn}, {"out", floatsOut}}, call: "matrix_factor"})
+	for _, tile := range matrixTiles {
+		for _, k := range []int{2, 3, 4, 0} {
+			name := fmt.Sprintf("matrix_k%d_m%d", k, tile)
+			if k == 0 {
+				name = fmt.Sprintf("matrix_any_m%d", tile)
+			}
+			add(Variant{Name: name, Family: "matrix", Op: "matrix", Bits: k, Tile: tile, Launch: Matrices, Args: "ProductArgs",
+				Params: trellisFactors, call: fmt.Sprintf("matrix_trellis<%d, %d>", k, tile/8)})
+		}
+		add(Variant{Name: fmt.Sprintf("matrix_affine_m%d", tile), Family: "matrix", Op: "matrix_affine", Tile: tile, Launch: Matrices, Args: "ProductArgs",
+			Params: []Param{{"x", floatsIn}, {"codes", wordsIn}, {"scales", bytesIn}, {"biases", bytesIn}, {"y", bytesOut}},
+			call:   fmt.Sprintf("matrix_affine<%d>", tile/8)})
+	}
+
 	add(Variant{Name: "affine_quantize", Family: "affine", Op: "affine_quantize", Launch: Lanes, Args: "AffineArgs",
 		Params: []Param{{"x", bytesIn}, {"codes", bytesOut}, {"scales", bytesOut}, {"biases", bytesOut}, {"status", status}}, call: "affine_quantize_group"})
 	add(Variant{Name: "affine_dequantize", Family: "affine", Op: "affine_dequantize", Launch: Elements, Args: "AffineArgs",
@@ -240,11 +261,17 @@ var (
 	quadTiles    = []int{1, 4, 8}
 )
 
-// ProductTile returns the tile of the kernel that multiplies m rows by weights coded along an axis, 0 for the
-// outputs: the least that holds them all, or the largest.
-func ProductTile(m, axis int) int {
+// matrixTiles are the heights of tiles of rows of kernels with matrix units.
+var matrixTiles = []int{16, 64}
+
+// TileFor returns the tile of the kernels of v's operation that multiply m rows: the least that holds them all, or the
+// largest.
+func (v Variant) TileFor(m int) int {
 	tiles := productTiles
-	if axis == 0 {
+	switch {
+	case v.Launch == Matrices:
+		tiles = matrixTiles
+	case v.Op == "product_axis0":
 		tiles = quadTiles
 	}
 	for _, t := range tiles {
@@ -277,7 +304,9 @@ var builtins = map[Launch]struct{ params, pass string }{
 		"    uint groups [[threadgroups_per_grid]],\n    uint thread_index [[thread_index_in_threadgroup]],\n" +
 		"    uint threads [[threads_per_threadgroup]],\n    uint lane [[thread_index_in_simdgroup]]",
 		"memory, group, groups, thread_index, threads, lane"},
-	Tiles:  {"uint index [[thread_position_in_grid]]", "index"},
+	Tiles: {"uint index [[thread_position_in_grid]]", "index"},
+	Matrices: {"threadgroup float* memory [[threadgroup(0)]],\n    uint group [[threadgroup_position_in_grid]],\n" +
+		"    uint simd [[simdgroup_index_in_threadgroup]],\n    uint lane [[thread_index_in_simdgroup]]", "memory, group, simd, lane"},
 	Single: {"uint lane [[thread_index_in_simdgroup]],\n    uint width [[threads_per_simdgroup]]", "lane, width"},
 }
 
@@ -291,7 +320,7 @@ func (v Variant) maxThreads() int {
 			return SearchThreads
 		}
 		return 1024
-	case Elements, Lanes, Tiles:
+	case Elements, Lanes, Tiles, Matrices:
 		return LaneThreads
 	}
 	return 0

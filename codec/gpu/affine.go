@@ -42,7 +42,7 @@ func (c *affineRows) args(s *slab, x, packed, dim int, t codec.DType) shaders.Af
 // Quantize packs x (docs/numerics.md §5, §8).
 func (c *affineRows) Quantize(dst codec.AffineRows, x codec.Tensor) (driver.Found, error) {
 	found := driver.Nothing
-	k, err := c.e.kernels.pick(need{op: "affine_quantize"}, wholeSIMD)
+	k, err := c.e.kernels.pick(need{op: "affine_quantize"})
 	if err != nil {
 		return found, c.e.failed(err)
 	}
@@ -66,7 +66,7 @@ func (c *affineRows) Quantize(dst codec.AffineRows, x codec.Tensor) (driver.Foun
 
 // Dequantize unpacks a (docs/numerics.md §5, §8).
 func (c *affineRows) Dequantize(dst codec.Tensor, a codec.AffineRows) error {
-	k, err := c.e.kernels.pick(need{op: "affine_dequantize"}, accept)
+	k, err := c.e.kernels.pick(need{op: "affine_dequantize"})
 	if err != nil {
 		return c.e.failed(err)
 	}
@@ -81,19 +81,19 @@ func (c *affineRows) Dequantize(dst codec.Tensor, a codec.AffineRows) error {
 }
 
 // MatMul multiplies with the dequantised weights (docs/numerics.md §7, §8).
-func (c *affineRows) MatMul(y, x codec.Tensor, a codec.AffineRows, _ codec.ProductOptions) error {
+func (c *affineRows) MatMul(y, x codec.Tensor, a codec.AffineRows, o codec.ProductOptions) error {
 	whole := c.e.newJob()
 	defer whole.release()
-	w, err := c.factors(whole, a)
+	w, err := c.factors(whole, a, o.Order)
 	if err != nil {
 		return c.e.failed(err)
 	}
 	return c.e.multiply(y, x, w)
 }
 
-func (c *affineRows) factors(whole *job, a codec.AffineRows) (*factors, error) {
+func (c *affineRows) factors(whole *job, a codec.AffineRows, order codec.Order) (*factors, error) {
 	out, in := a.Shape[0], a.Shape[1]
-	w := &factors{need: need{op: "product_affine"}, axis: 1, outputs: out, in: in}
+	w := &factors{need: need{op: "matrix_affine", w: a.DType, order: order}, axis: 1, outputs: out, in: in}
 	w.args = shaders.ProductArgs{Group: uint32(c.f.Group), Bits: uint32(c.f.Bits), WeightType: dtypes[a.DType]}
 	groups, size := int64(in/c.f.Group), a.DType.Size()
 	for _, part := range []struct {

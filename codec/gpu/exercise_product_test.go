@@ -104,6 +104,67 @@ func (e *exercise) affine(f affine.RowFormat, in, out int, t codec.DType, l arra
 	}
 }
 
+// matrices multiplies in the order fast by data whose sums are exact: x of −1, 0 and 1, weights of eight bits. So
+// the result is the reference's; the suite has the bound for other data.
+func (e *exercise) matrices(seed uint64, rows ...int) {
+	e.t.Helper()
+	r := rand.New(rand.NewPCG(seed, 9))
+	units := func(n int, least, most int) []float32 {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(least + r.IntN(most-least+1))
+		}
+		return x
+	}
+	run := func(what string, n, in, out int, got, want func(y, x codec.Tensor, o codec.ProductOptions) error) {
+		l, to := layouts[n%len(layouts)], allTypes[n%3]
+		x := tensor(codec.BF16, units(n*in, -1, 1), 1, n, 1, in)
+		wantY := codec.NewTensor(to, 1, n, 1, out)
+		e.must(want(wantY, x, codec.ProductOptions{}))
+		y := e.place(codec.NewTensor(to, wantY.Shape...), l)
+		e.must(got(y.Tensor, e.place(x, l).Tensor, codec.ProductOptions{Order: codec.Fast}))
+		e.wrote(fmt.Sprintf("%s, %d rows, fast, %v %s", what, n, to, l.name), y, wantY)
+	}
+	for i, k := range []int{2, 3, 4, 8} {
+		p := trellis.Params{L: 9, K: k, T: 32}
+		g := trellis.Geometry{Axis: 1, Out: 30 + 3*i, In: 64, Interleaved: i%2 == 1}
+		m := &trellis.Matrix{Params: p, Geometry: g, Codes: make([]uint32, g.CodesLen(p)), Scales: make([]uint16, g.Rows())}
+		for i := range m.Codes {
+			m.Codes[i] = r.Uint32()
+		}
+		for i := range m.Scales {
+			m.Scales[i] = 0x3c00
+		}
+		b, err := e.b.Trellis(p)
+		e.must(err)
+		ref, err := e.r.Trellis(p)
+		e.must(err)
+		for _, n := range rows {
+			run(fmt.Sprintf("product %+v %+v", p, g), n, g.In, g.Out,
+				func(y, x codec.Tensor, o codec.ProductOptions) error { return b.MatMul(y, x, m, o) },
+				func(y, x codec.Tensor, o codec.ProductOptions) error { return ref.MatMul(y, x, m, o) })
+		}
+	}
+	for i, bits := range []int{2, 3, 4, 5, 6, 8} {
+		f := affine.RowFormat{Bits: bits, Group: 32 << (i % 3)}
+		b, err := e.b.Affine(f)
+		e.must(err)
+		ref, err := e.r.Affine(f)
+		e.must(err)
+		out, in := 29+2*i, 2*f.Group
+		a := codec.AffineRows{Shape: []int{out, in}, DType: codec.F16, Codes: make([]byte, out*in/8*bits),
+			Scales: tensor(codec.F16, units(2*out, 1, 1), 2*out).Data, Biases: tensor(codec.F16, units(2*out, -9, 0), 2*out).Data}
+		for i := range a.Codes {
+			a.Codes[i] = byte(r.Uint32())
+		}
+		for _, n := range rows {
+			run(fmt.Sprintf("product %+v", f), n, in, out,
+				func(y, x codec.Tensor, o codec.ProductOptions) error { return b.MatMul(y, x, a, o) },
+				func(y, x codec.Tensor, o codec.ProductOptions) error { return ref.MatMul(y, x, a, o) })
+		}
+	}
+}
+
 // masks masks logits, into another tensor and in place, and copies a view.
 func (e *exercise) masks(lead []int, vocabulary int, t codec.DType, m codec.Bitmask, l arrangement, seed uint64) {
 	e.t.Helper()
@@ -186,7 +247,7 @@ func (e *exercise) rowCodes(f codec.Format, d int, in, out codec.DType, p codec.
 	}
 }
 
-// allProducts runs every kernel of the families product, affine, mask and rowcode.
+// allProducts runs every kernel of the families product, matrix, affine, mask and rowcode.
 func (e *exercise) allProducts() {
 	e.t.Helper()
 	dims := []int{32, 64, 96, 128, 160, 224, 256}
@@ -202,6 +263,7 @@ func (e *exercise) allProducts() {
 	for i, k := range []int{2, 3, 8} {
 		e.products(trellis.Params{L: 10, K: k, T: 32, Code: trellis.Code(i)}, trellis.Geometry{Axis: 0, Out: 64, In: 131 + i, Interleaved: i == 1}, uint64(20+i), 1, 3, 6, 11)
 	}
+	e.matrices(1, 5, 16, 21)
 	for i, bits := range []int{2, 3, 4, 5, 6, 8} {
 		f := affine.RowFormat{Bits: bits, Group: 32 << (i % 3)}
 		e.affine(f, 128+f.Group, 13, allTypes[i%3], layouts[i], uint64(i), 1, 2, 3, 8, 19)

@@ -57,7 +57,7 @@ func Open(name string, open func() (gpu.Device, error), o Options) (*Backend, er
 		return nil, unavailable(err)
 	}
 	e := &engine{name: name, dev: dev, info: dev.Info(), opts: o}
-	e.kernels = kernels{dev: dev, source: o.Source, families: o.families}
+	e.kernels = kernels{dev: dev, info: e.info, source: o.Source, families: o.families}
 	e.tables = tables{dev: dev, limit: tableBytes}
 	e.tables.reset()
 	e.pool = pool{dev: dev, limit: idleBytes, exact: o.exact, max: e.info.MaxBuffer}

@@ -192,7 +192,7 @@ func (j *job) copy(o *operand, buf gpu.Buffer, row, n int) (bool, error) {
 	if end-first > maxCopies {
 		return false, nil
 	}
-	k, err := j.e.kernels.pick(need{op: "copy", size: size}, accept)
+	k, err := j.e.kernels.pick(need{op: "copy", size: size})
 	if err != nil {
 		return false, err
 	}

@@ -121,6 +121,10 @@ func BenchmarkKernels(b *testing.B) {
 			xs, ys := tensor(codec.BF16, normals(M*in), M, in), codec.NewTensor(codec.BF16, M, out)
 			run(fmt.Sprintf("MatMul/k=%d,M=%d", k, M), M*out*in, 4*len(big.Codes), func() error { return c.MatMul(ys, xs, &big, codec.ProductOptions{}) })
 		}
+		for _, M := range []int{16, 64} {
+			xs, ys := tensor(codec.BF16, normals(M*in), M, in), codec.NewTensor(codec.BF16, M, out)
+			run(fmt.Sprintf("MatMul/k=%d,M=%d,fast", k, M), M*out*in, 4*len(big.Codes), func() error { return c.MatMul(ys, xs, &big, codec.ProductOptions{Order: codec.Fast}) })
+		}
 	}
 	c, err := m.Affine(affine.RowFormat{Bits: 4, Group: 64})
 	if err != nil {
@@ -139,5 +143,9 @@ func BenchmarkKernels(b *testing.B) {
 	for _, M := range []int{1, 16} {
 		xs, ys := tensor(codec.BF16, normals(M*in), M, in), codec.NewTensor(codec.BF16, M, out)
 		run(fmt.Sprintf("AffineMatMul/4,64,M=%d", M), M*out*in, bytes, func() error { return c.MatMul(ys, xs, a, codec.ProductOptions{}) })
+	}
+	for _, M := range []int{16, 64} {
+		xs, ys := tensor(codec.BF16, normals(M*in), M, in), codec.NewTensor(codec.BF16, M, out)
+		run(fmt.Sprintf("AffineMatMul/4,64,M=%d,fast", M), M*out*in, bytes, func() error { return c.MatMul(ys, xs, a, codec.ProductOptions{Order: codec.Fast}) })
 	}
 }

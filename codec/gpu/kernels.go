@@ -17,6 +17,7 @@ const simdWidth = 32
 // time.
 type kernels struct {
 	dev       gpu.Device
+	info      gpu.Info
 	source    func(kernels ...shaders.Variant) string
 	families  bool              // compile a whole family when one of it is needed
 	libraries lazy[gpu.Library] // families, by name
@@ -66,22 +67,6 @@ func (k *kernels) compile(list ...shaders.Variant) (gpu.Library, error) {
 	return k.dev.NewLibrary(source, gpu.CompileOptions{})
 }
 
-// A need is what a kernel has to do. Fields that the operation has no variants
-// for are zero.
-type need struct {
-	op            string
-	bits, keyBits int
-	signed        bool
-	dim           int // the row length, where there are kernels for single ones
-	size          int
-	tile          int // rows of x that a SIMD-group of a product takes
-}
-
-func (n need) met(v shaders.Variant) bool {
-	return v.Op == n.op && (v.Bits == 0 || v.Bits == n.bits) && (v.Dim == 0 || v.Dim == n.dim) && (v.Size == 0 || v.Size == n.size) && (v.Tile == 0 || v.Tile == n.tile) &&
-		(v.KeyBits == 0 || v.KeyBits == n.keyBits && v.Signed == n.signed)
-}
-
 // named returns the kernel of that name.
 func (k *kernels) named(name string) (kernel, error) {
 	for _, v := range variants() {
@@ -99,31 +84,6 @@ var (
 
 var errNoKernel = errors.New("no kernel")
 
-// pick returns the first kernel that meets n and that accepts does not decline:
-// the table has special ones before general ones. The last reason is returned,
-// wrapped in errNoKernel, where all of them are declined.
-func (k *kernels) pick(n need, accepts func(kernel) error) (kernel, error) {
-	declined := ""
-	for _, v := range variants() {
-		if !n.met(v) {
-			continue
-		}
-		got, err := k.get(v)
-		if err != nil {
-			return kernel{}, err
-		}
-		if err = accepts(got); err == nil {
-			got.declined = declined
-			return got, nil
-		}
-		declined = fmt.Sprintf("%s: %v", v.Name, err)
-	}
-	return kernel{}, fmt.Errorf("%w: %s", errNoKernel, declined)
-}
-
-// accept declines nothing.
-func accept(kernel) error { return nil }
-
 // wholeSIMD declines a kernel that the device cannot run in whole SIMD-groups.
 func wholeSIMD(k kernel) error {
 	switch {
@@ -135,28 +95,12 @@ func wholeSIMD(k kernel) error {
 	return nil
 }
 
-// rowOf declines a kernel that cannot be launched over rows of dim.
-func (e *engine) rowOf(dim int) func(kernel) error {
-	return func(k kernel) error {
-		if err := wholeSIMD(k); err != nil || k.Launch != shaders.Rows {
-			return err
-		}
-		_, err := shaders.RowLaunch(dim, 1, k.pipeline.MaxThreads(), e.room(k))
-		return err
-	}
-}
-
-// room is the threadgroup memory left to a kernel.
-func (e *engine) room(k kernel) int {
-	return e.info.MaxThreadgroupMemory - k.pipeline.StaticThreadgroupMemory()
-}
-
-// launchRow lays a kernel that rowOf accepts over n rows.
+// launchRow lays a kernel that was picked for it over n rows.
 func (e *engine) launchRow(k kernel, dim, n int) shaders.RowPlan {
 	if k.Launch == shaders.Lanes {
 		return shaders.RowPlan{Grid: shaders.LaneGrid(n, k.pipeline.MaxThreads())}
 	}
-	l, err := shaders.RowLaunch(dim, n, k.pipeline.MaxThreads(), e.room(k))
+	l, err := shaders.RowLaunch(dim, n, k.pipeline.MaxThreads(), e.kernels.room(k))
 	if err != nil {
 		panic(errors.Join(errors.New("codec/gpu: launch of an accepted kernel"), err))
 	}

@@ -64,7 +64,7 @@ func (c *kv) encode(ops []*operand, add func(s *slab, status gpu.Binding) error)
 // EncodeKeys packs x (docs/numerics.md §1, §2, §5).
 func (c *kv) EncodeKeys(dst codec.Keys, x codec.Tensor) (driver.Found, error) {
 	p := c.p
-	k, err := c.e.kernels.pick(need{op: "keys_encode", keyBits: p.Keys.Bits(), signed: p.Keys.Signed()}, wholeSIMD)
+	k, err := c.e.kernels.pick(need{op: "keys_encode", keyBits: p.Keys.Bits(), signed: p.Keys.Signed()})
 	if err != nil {
 		return driver.Found{}, c.e.failed(err)
 	}
@@ -82,7 +82,7 @@ func (c *kv) EncodeKeys(dst codec.Keys, x codec.Tensor) (driver.Found, error) {
 // EncodeValues rotates and packs x (docs/numerics.md §1, §3, §4, §5).
 func (c *kv) EncodeValues(dst codec.Values, x codec.Tensor) (driver.Found, error) {
 	p, d := c.p, c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "values_encode", bits: p.Values.Bits(), dim: d}, c.e.rowOf(d))
+	k, err := c.e.kernels.pick(need{op: "values_encode", bits: p.Values.Bits(), dim: d})
 	if err != nil {
 		return driver.Found{}, c.e.failed(err)
 	}
@@ -144,7 +144,7 @@ func (c *kv) decode(ops []*operand, halves bool, add func(s *slab, count gpu.Bin
 // DecodeKeys unpacks k (docs/numerics.md §2).
 func (c *kv) DecodeKeys(dst codec.Tensor, keys codec.Keys) (saturated int, err error) {
 	p := c.p
-	k, err := c.e.kernels.pick(need{op: "keys_decode", keyBits: p.Keys.Bits(), signed: p.Keys.Signed()}, accept)
+	k, err := c.e.kernels.pick(need{op: "keys_decode", keyBits: p.Keys.Bits(), signed: p.Keys.Signed()})
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
@@ -165,7 +165,7 @@ func (c *kv) DecodeValues(dst codec.Tensor, v codec.Values, rotated bool) (satur
 		return c.decodeInverse(codec.Tensor{}, dst, codec.Keys{}, v)
 	}
 	p, d := c.p, c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "values_decode", bits: p.Values.Bits()}, accept)
+	k, err := c.e.kernels.pick(need{op: "values_decode", bits: p.Values.Bits()})
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
@@ -205,7 +205,7 @@ func (c *kv) jointArgs(s *slab, v []shaders.View, dstK, dstV codec.DType) shader
 
 func (c *kv) decodeJoint(dstK, dstV codec.Tensor, keys codec.Keys, values codec.Values) (saturated int, err error) {
 	p := c.p
-	k, err := c.e.kernels.pick(need{op: "kv_decode", bits: p.Values.Bits(), keyBits: p.Keys.Bits(), signed: p.Keys.Signed()}, accept)
+	k, err := c.e.kernels.pick(need{op: "kv_decode", bits: p.Values.Bits(), keyBits: p.Keys.Bits(), signed: p.Keys.Signed()})
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
@@ -225,7 +225,7 @@ func (c *kv) decodeJoint(dstK, dstV codec.Tensor, keys codec.Keys, values codec.
 // decodeInverse decodes values with the inverse rotation, and keys beside them unless dstK is the zero Tensor.
 func (c *kv) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values codec.Values) (saturated int, err error) {
 	p, d := c.p, c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "kv_inverse", bits: p.Values.Bits(), dim: d}, c.e.rowOf(d))
+	k, err := c.e.kernels.pick(need{op: "kv_inverse", bits: p.Values.Bits(), dim: d})
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
@@ -266,7 +266,7 @@ func (c *kv) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values code
 // Unrotate rotates rows back (docs/numerics.md §3, §4).
 func (c *kv) Unrotate(dst, x codec.Tensor) (saturated int, err error) {
 	d := c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "hadamard", dim: d}, c.e.rowOf(d))
+	k, err := c.e.kernels.pick(need{op: "hadamard", dim: d})
 	if err != nil {
 		return 0, c.e.failed(err)
 	}

@@ -19,11 +19,11 @@ var (
 // Mask rejects tokens (docs/numerics.md §9).
 func (e *engine) Mask(dst, logits codec.Tensor, m codec.Bitmask) (empty []int, err error) {
 	size, dim := logits.DType.Size(), logits.Dim()
-	k, err := e.kernels.pick(need{op: "mask", size: size}, accept)
+	k, err := e.kernels.pick(need{op: "mask", size: size})
 	if err != nil {
 		return nil, e.failed(err)
 	}
-	allow, err := e.kernels.pick(need{op: "mask_any"}, wholeSIMD)
+	allow, err := e.kernels.pick(need{op: "mask_any"})
 	if err != nil {
 		return nil, e.failed(err)
 	}
@@ -73,7 +73,7 @@ func maskTensor(m codec.Bitmask, lead []int, words int) codec.Tensor {
 
 // Compact copies a view.
 func (e *engine) Compact(dst, x codec.Tensor) error {
-	k, err := e.kernels.pick(need{op: "copy", size: x.DType.Size()}, accept)
+	k, err := e.kernels.pick(need{op: "copy", size: x.DType.Size()})
 	if err != nil {
 		return e.failed(err)
 	}

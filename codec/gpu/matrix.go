@@ -121,7 +121,7 @@ func (e *encoding) scaleArgs(s *slab) shaders.TrellisScalesArgs {
 
 // scale computes the scales of a slab's rows and reports what it finds.
 func (e *encoding) scale(s *slab, out *driver.Found) error {
-	k, err := e.e.kernels.pick(need{op: "trellis_scales"}, wholeSIMD)
+	k, err := e.e.kernels.pick(need{op: "trellis_scales"})
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (e *encoding) code(ctx context.Context, s *slab) error {
 
 // refit adds the dispatch that refits the scales of a slab's rows to their states.
 func (e *encoding) refit(s *slab, states gpu.Binding, view shaders.View) error {
-	k, err := e.e.kernels.pick(need{op: "trellis_refit"}, wholeSIMD)
+	k, err := e.e.kernels.pick(need{op: "trellis_refit"})
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (e *encoding) refit(s *slab, states gpu.Binding, view shaders.View) error {
 
 // interleave adds the dispatch that copies a slab's codes, row after row in from, to where the layout has them.
 func (e *encoding) interleave(s *slab, from gpu.Binding, rowWords int64) error {
-	k, err := e.e.kernels.pick(need{op: "copy", size: 4}, accept)
+	k, err := e.e.kernels.pick(need{op: "copy", size: 4})
 	if err != nil {
 		return err
 	}

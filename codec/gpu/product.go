@@ -31,46 +31,52 @@ func (e *engine) multiply(y, x codec.Tensor, w *factors) error {
 	}
 	ops := []*operand{e.tensor(x, false), e.tensor(y, true)}
 	return e.over(context.Background(), 3, ops, func(s *slab) error {
-		from, err := s.input(x.DType, ops[0].dim)
+		n := w.need
+		n.rows, n.cols, n.x = s.n, w.in, x.DType
+		k, err := e.kernels.pick(n)
 		if err != nil {
 			return err
 		}
-		tile := shaders.ProductTile(s.n, w.axis)
-		n := w.need
-		n.tile = tile
-		k, err := e.kernels.pick(n, wholeSIMD)
+		from, err := s.input(k, x.DType, ops[0].dim)
 		if err != nil {
 			return err
 		}
 		args := w.args
 		args.Y, args.N1, args.N2, args.Row0, args.Rows = s.view[1], s.n1, s.n2, s.row0, s.height
 		args.Outputs, args.Cols, args.YType = uint32(w.outputs), uint32(w.in), dtypes[y.DType]
-		groups := w.outputs // of a tile of rows
+		groups := w.outputs // SIMD-groups of a tile of rows, at most
 		if w.axis == 0 {
 			groups /= 4
 		}
-		tiles, most := (s.n+tile-1)/tile, max(1, maxGroups/groups)
+		tiles, most := (s.n+k.Tile-1)/k.Tile, max(1, maxGroups/groups)
 		for first := 0; first < tiles; first += most {
 			args.Tile0, args.Tiles = uint32(first), uint32(min(most, tiles-first))
-			count := groups * int(args.Tiles)
-			s.add(k, count, shaders.LaneGrid(count, k.pipeline.MaxThreads()), 0, &args, append(append([]gpu.Binding{from}, w.at...), s.at[1])...)
+			grid, memory := shaders.LaneGrid(groups*int(args.Tiles), k.pipeline.MaxThreads()), 0
+			if k.Launch == shaders.Matrices {
+				grid, memory = shaders.MatrixGrid(w.outputs, int(args.Tiles)), shaders.MatrixMemory
+			}
+			s.add(k, s.n, grid, memory, &args, append(append([]gpu.Binding{from}, w.at...), s.at[1])...)
 		}
 		return s.run()
 	})
 }
 
-// input adds the dispatch that makes x, operand 0, canonical f32 without gaps.
-func (s *slab) input(t codec.DType, dim int) (gpu.Binding, error) {
-	k, err := s.e.kernels.pick(need{op: "product_input"}, accept)
+// input adds the dispatch that makes x, operand 0, canonical f32 without gaps, as kernel `by` reads it.
+func (s *slab) input(by kernel, t codec.DType, dim int) (gpu.Binding, error) {
+	op, rows := "product_input", s.n
+	if by.Launch == shaders.Matrices {
+		op, rows = "matrix_input", (s.n+63)/64*64
+	}
+	k, err := s.e.kernels.pick(need{op: op})
 	if err != nil {
 		return gpu.Binding{}, err
 	}
-	buf, err := s.buffer(4 * s.n * dim)
+	buf, err := s.buffer(4 * rows * dim)
 	if err != nil {
 		return gpu.Binding{}, err
 	}
 	args := shaders.ProductInputArgs{X: s.view[0], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height, Dim: uint32(dim), XType: dtypes[t]}
-	s.add(k, s.n, shaders.ElementGrid(dim, s.n, k.pipeline.MaxThreads()), 0, &args, s.at[0], gpu.Binding{Buffer: buf})
+	s.add(k, s.n, shaders.ElementGrid(dim, rows, k.pipeline.MaxThreads()), 0, &args, s.at[0], gpu.Binding{Buffer: buf})
 	return gpu.Binding{Buffer: buf}, nil
 }
 
@@ -87,7 +93,7 @@ func (c *weights) MatMul(y, x codec.Tensor, m *trellis.Matrix, o codec.ProductOp
 
 func (c *weights) factors(whole *job, m *trellis.Matrix, o codec.ProductOptions) (*factors, error) {
 	g, p := m.Geometry, c.p
-	w := &factors{need: need{op: "product", bits: p.K}, axis: g.Axis, outputs: g.Out, in: g.In}
+	w := &factors{need: need{op: "matrix", bits: p.K, w: o.Weights, order: o.Order}, axis: g.Axis, outputs: g.Out, in: g.In}
 	if g.Axis == 0 {
 		w.need.op = "product_axis0"
 	}

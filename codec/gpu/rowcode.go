@@ -81,7 +81,7 @@ func (c *rowCode) addRow(s *slab, k kernel, a *shaders.RowCodeArgs, bindings ...
 // Encode packs x.
 func (c *rowCode) Encode(codes, scales []byte, x codec.Tensor, centre codec.Centre) (driver.Found, error) {
 	found := driver.Nothing
-	rotate, err := c.e.kernels.pick(need{op: "rowcode_rotate"}, c.e.rowOf(c.dim))
+	rotate, err := c.e.kernels.pick(need{op: "rowcode_rotate", dim: c.dim})
 	if err != nil {
 		return found, c.e.failed(err)
 	}
@@ -127,7 +127,7 @@ func (c *rowCode) Encode(codes, scales []byte, x codec.Tensor, centre codec.Cent
 
 // levels adds the dispatch that packs rotated rows.
 func (c *rowCode) levels(s *slab, args *shaders.RowCodeArgs, y, status gpu.Binding) error {
-	k, err := c.e.kernels.pick(need{op: "rowcode_levels"}, wholeSIMD)
+	k, err := c.e.kernels.pick(need{op: "rowcode_levels"})
 	if err != nil {
 		return err
 	}
@@ -141,11 +141,11 @@ func (c *rowCode) levels(s *slab, args *shaders.RowCodeArgs, y, status gpu.Bindi
 
 // paths finds the paths of rotated rows and adds the dispatch that chooses their scales.
 func (c *rowCode) paths(s *slab, args *shaders.RowCodeArgs, y, status gpu.Binding) error {
-	first, err := c.e.kernels.pick(need{op: "rowcode_samples"}, wholeSIMD)
+	first, err := c.e.kernels.pick(need{op: "rowcode_samples"})
 	if err != nil {
 		return err
 	}
-	refine, err := c.e.kernels.pick(need{op: "rowcode_refine"}, wholeSIMD)
+	refine, err := c.e.kernels.pick(need{op: "rowcode_refine"})
 	if err != nil {
 		return err
 	}
@@ -203,12 +203,12 @@ func (c *rowCode) decode(ops []*operand, t codec.DType, add func(s *slab, count 
 // Decode unpacks rows.
 func (c *rowCode) Decode(dst codec.Tensor, codes, scales []byte, centre codec.Centre, rotated bool) (saturated int, err error) {
 	ops := append([]*operand{c.e.tensor(dst, true)}, c.packed(codes, scales, 1, dst.Shape[:len(dst.Shape)-1], false)...)
-	op, accepts := "rowcode_decode", accept
+	op := "rowcode_decode"
 	if !rotated {
-		op, accepts = "rowcode_inverse", c.e.rowOf(c.dim)
+		op = "rowcode_inverse"
 		ops = append(ops, c.centre(centre)...)
 	}
-	k, err := c.e.kernels.pick(need{op: op}, accepts)
+	k, err := c.e.kernels.pick(need{op: op, dim: c.dim})
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
@@ -235,7 +235,7 @@ func (c *rowCode) Decode(dst codec.Tensor, codes, scales []byte, centre codec.Ce
 
 // Unrotate rotates rows back, and un-centres them.
 func (c *rowCode) Unrotate(dst, x codec.Tensor, centre codec.Centre, mass codec.Tensor) (saturated int, err error) {
-	k, err := c.e.kernels.pick(need{op: "rowcode_unrotate"}, c.e.rowOf(c.dim))
+	k, err := c.e.kernels.pick(need{op: "rowcode_unrotate", dim: c.dim})
 	if err != nil {
 		return 0, c.e.failed(err)
 	}

@@ -70,8 +70,8 @@ func (c *weights) viterbi(blocks int) (k kernel, l shaders.TrellisPlan, slots in
 		if limit := k.pipeline.MaxThreads(); err == nil && l.Threads > limit {
 			err = fmt.Errorf("threadgroups of %d threads, not %d", limit, l.Threads)
 		}
-		if err == nil && l.Bytes > e.room(k) {
-			err = fmt.Errorf("%d bytes of threadgroup memory, not %d", e.room(k), l.Bytes)
+		if err == nil && l.Bytes > e.kernels.room(k) {
+			err = fmt.Errorf("%d bytes of threadgroup memory, not %d", e.kernels.room(k), l.Bytes)
 		}
 		if err != nil { // fewer threads lead to a more general kernel
 			declined = fmt.Sprintf("%s: %v", k.Name, err)
@@ -200,15 +200,8 @@ func layoutOf(g trellis.Geometry, p trellis.Params, base int64) shaders.View {
 // and the output type.
 func (c *weights) expand(s *slab, args shaders.TrellisExpandArgs, g trellis.Geometry, codes, scales, out gpu.Binding) error {
 	p := c.p
-	fours := p.L+3*p.K <= 33 && args.Col0%4 == 0 && args.Cols%4 == 0
-	op := "trellis_expand"
-	if fours {
-		op = "trellis_expand4"
-	}
-	if fours && g.Interleaved && int(args.Cols) == g.Cols() {
-		op = "trellis_tile"
-	}
-	k, err := c.e.kernels.pick(need{op: op, bits: p.K}, accept)
+	k, err := c.e.kernels.pick(need{op: "trellis_tile", bits: p.K, states: p.L, col0: int(args.Col0), cols: int(args.Cols),
+		interleaved: g.Interleaved, whole: int(args.Cols) == g.Cols()})
 	if err != nil {
 		return err
 	}
@@ -222,7 +215,7 @@ func (c *weights) expand(s *slab, args shaders.TrellisExpandArgs, g trellis.Geom
 	}
 	rows, cols, most := int(args.Rows), int(args.Cols), k.pipeline.MaxThreads()
 	var grid shaders.Grid
-	switch op {
+	switch k.Op {
 	case "trellis_tile":
 		grid = shaders.TileGrid(rows, cols, rowTile, most)
 	case "trellis_expand4":

@@ -116,6 +116,7 @@ func describe(d driver, dev int) (info gpu.Info, capability int, err error) {
 		MaxThreadgroupMemory: at(attrMaxSharedMemory),
 		MaxThreads:           [3]int{min(at(attrMaxBlockX), at(attrMaxThreads)), at(attrMaxBlockY), at(attrMaxBlockZ)},
 		Cores:                at(attrMultiprocessors),
+		MatrixUnits:          capability >= 80, // mma with tf32
 	}
 	return info, capability, err
 }

@@ -38,6 +38,20 @@ var slowFamilies = []string{"values", "decode", "product"}
 // ptxArch is the first architecture that NVRTC 13 compiles for.
 const ptxArch = "compute_75"
 
+// matrixArch is the first with matrix units for tf32; the family matrix is for devices that have them.
+const (
+	matrixFamily = "matrix"
+	matrixArch   = 80
+)
+
+// archOf returns the first architecture that a family compiles for.
+func archOf(family string) string {
+	if family == matrixFamily {
+		return fmt.Sprintf("compute_%d", matrixArch)
+	}
+	return ptxArch
+}
+
 // Every kernel compiles, and its instructions are those that docs/numerics.md allows. With
 // TURBOTRELLIS_LONG that is so of all families in both forms, else of the slow ones in one.
 func TestPTX(t *testing.T) {
@@ -50,7 +64,7 @@ func TestPTX(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/ftz=%t", family, flush), func(t *testing.T) {
 				t.Parallel()
 				source := shaders.CUDASource(shaders.Family(family)...)
-				ptx := compilePTX(t, c, source, compileOptions(c, ptxArch, flush, gpu.CompileOptions{}))
+				ptx := compilePTX(t, c, source, compileOptions(c, archOf(family), flush, gpu.CompileOptions{}))
 				found, faults := readPTX(ptx, flush)
 				for i, f := range faults {
 					if i == 10 {
@@ -70,10 +84,13 @@ func TestPTX(t *testing.T) {
 				if !slices.Equal(found.kernels, want) {
 					t.Errorf("kernels %v, want %v", found.kernels, want)
 				}
-				if uses := slices.Contains([]string{"canary", "trellis", "product"}, family); uses != (found.fma > 0) {
+				if uses := slices.Contains([]string{"canary", "trellis", "product", matrixFamily}, family); uses != (found.fma > 0) {
 					t.Errorf("%d fma", found.fma)
 				}
-				t.Logf("%d kernels, %d instructions of f32 arithmetic, %d fma", len(found.kernels), found.arithmetic, found.fma)
+				if (family == matrixFamily) != (found.mma > 0) {
+					t.Errorf("%d mma", found.mma)
+				}
+				t.Logf("%d kernels, %d instructions of f32 arithmetic, %d fma, %d mma", len(found.kernels), found.arithmetic, found.fma, found.mma)
 			})
 		}
 	}
@@ -92,8 +109,8 @@ func compilePTX(t *testing.T, c compiler, source string, options []string) strin
 }
 
 type ptxCounts struct {
-	kernels         []string
-	arithmetic, fma int
+	kernels              []string
+	arithmetic, fma, mma int
 }
 
 var (
@@ -104,6 +121,7 @@ var (
 	ptxArithmetic = regexp.MustCompile(`^(add|sub|mul|div|sqrt|fma)\.rn(\.ftz)?\.f32$`)
 	ptxMoves      = regexp.MustCompile(`^((min|max)(\.ftz)?\.f32$|(ld|st)\.(global|shared|param)|mov|selp|abs|neg|setp|cvt\.rni(\.ftz)?\.f32\.f32$|` +
 		`cvt\.rn(\.ftz)?\.f32\.[su](8|16|32|64)$|cvt\.rzi(\.ftz)?\.[su](32|64)\.f32$|cvt\.rn\.f16\.f32$|cvt\.f32\.f16$)`)
+	ptxMatrix = regexp.MustCompile(`^mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32$`)
 	ptxFloat  = regexp.MustCompile(`\.(f16|f16x2|bf16|bf16x2|tf32|f32|f64)\b`)
 	ptxMemory = regexp.MustCompile(`^(ld|st|atom|red)\.`)
 	ptxSpace  = regexp.MustCompile(`^(ld|st|atom|red)(\.volatile)?\.(global|shared|param)\b`)
@@ -154,6 +172,8 @@ func readPTX(ptx string, flush bool) (found ptxCounts, faults []string) {
 			}
 		case a != nil:
 			found.arithmetic++
+		case ptxMatrix.MatchString(op) && strings.HasPrefix(kernel, "matrix_") && strings.Contains(shaders.Line(file, at), "mma.sync"):
+			found.mma++
 		case !ptxMoves.MatchString(op):
 			bad("%s: %s:%d: %s", kernel, file, at, op)
 		}
@@ -180,6 +200,8 @@ func TestPTXSeededMistakes(t *testing.T) {
 		{"flushing", "", "", append(without("-ftz"), "-ftz=true"), "where ftz is false"},
 		{"a double", "fabs(x)", "float(double(x) * 3.3)", options, "f64"},
 		{"a reciprocal", "x / y", "__frcp_rn(y)", options, "rcp.rn.f32"},
+		{"matrix units", "x / y", "[](float v) { metal::simdgroup_float8x8 m(v); metal::simdgroup_right8x8 r = {v, v}; simdgroup_multiply_accumulate(m, m, r, m); return m.e[0]; }(y)",
+			compileOptions(c, "compute_80", false, gpu.CompileOptions{}), "mma.sync"},
 		{"local memory", "r[4] = as_type<uint>(rint(x));", "uint room[9]; for (uint j = 0; j < 9; j++) room[j] = in[j]; r[4] = room[in[i] % 9u];", options, "local memory"},
 	} {
 		t.Run(m.name, func(t *testing.T) {
@@ -239,7 +261,7 @@ func TestResources(t *testing.T) {
 	}
 	for _, arch := range archs {
 		for _, family := range shaders.Families() {
-			if slices.Contains(slowFamilies, family) && !long() {
+			if slices.Contains(slowFamilies, family) && !long() || family == matrixFamily && arch < matrixArch {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/sm_%d", family, arch), func(t *testing.T) {

@@ -111,6 +111,7 @@ func describe(m mtl.Device, driver string) gpu.Info {
 		MaxBuffer:            uint64(m.MaxBufferLength()),
 		MaxThreadgroupMemory: int(m.MaxThreadgroupMemoryLength()),
 		MaxThreads:           [3]int{int(threads.Width), int(threads.Height), int(threads.Depth)},
+		MatrixUnits:          true, // every Apple GPU that Metal 3 serves
 	}
 }
 
