@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -16,15 +18,23 @@ import (
 )
 
 func newDevices() *cobra.Command {
-	var asJSON bool
+	var asJSON, kernels bool
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and whether they pass the canary",
 		Long: `Print the level at which the cpu backend runs and list the GPUs. Each runs the
 canary kernel, which checks how it rounds; GPUs that fail are not used. Without a
-GPU, or without a driver for one, devices says why there is none and exits with 0.`,
+GPU, or without a driver for one, devices says why there is none and exits with 0.
+
+With --kernels it prints instead the table by which kernels are picked: of what
+they are compiled for and what they need beside it. The first kernel that needs
+nothing else runs; what it was picked over is logged.`,
 		Args: exactly(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if kernels {
+				table := kernelTable(planner.Kernels())
+				return emit(cmd.OutOrStdout(), asJSON, table, table.write)
+			}
 			d, err := listDevices()
 			if err != nil {
 				return err
@@ -33,7 +43,26 @@ GPU, or without a driver for one, devices says why there is none and exits with 
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&kernels, "kernels", false, "print which kernels serve what; needs no GPU")
 	return cmd
+}
+
+type kernelTable []planner.Eligibility
+
+func (table kernelTable) write(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "KERNELS\tNUMBER\tFOR\tNEED\tELSE")
+	for _, k := range table {
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\n", k.Kernel, len(k.Names), dash(strings.Join(k.Serves, "; ")), dash(strings.Join(k.Needs, "; ")), dash(k.Instead))
+	}
+	return t.Flush()
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
 }
 
 type devices struct {

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	planner "github.com/turbotrellis/turbotrellis/codec/gpu"
 	"github.com/turbotrellis/turbotrellis/gpu/cuda"
 	"github.com/turbotrellis/turbotrellis/gpu/metal"
 )
@@ -50,5 +52,35 @@ func TestDevices(t *testing.T) {
 		if !strings.Contains(text, x.Name) || !strings.Contains(text, "passed, subnormals") {
 			t.Errorf("text lacks %+v", x)
 		}
+	}
+}
+
+// The table of kernels needs no GPU, and says what the planner asks of the most special ones.
+func TestKernels(t *testing.T) {
+	run := func(args ...string) string {
+		t.Helper()
+		var out bytes.Buffer
+		root := newRoot()
+		root.SetArgs(append([]string{"devices", "--kernels"}, args...))
+		root.SetOut(&out)
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	for _, want := range []string{
+		`(?m)^KERNELS +NUMBER +FOR +NEED +ELSE$`,
+		`(?m)^matrix +8 +bits 2, 3, 4, any; rows 16, 64 +order fast; 5 rows or more; .*matrix units.* product$`,
+		`(?m)^product +\d+ +bits 2, 3, 4, any; rows .* SIMD-groups of 32 threads +-$`,
+		`(?m)^trellis_tile .*interleaved codes, whole rows +trellis_expand4$`,
+		`(?m)^hadamard +1 +- +SIMD-groups of 32 threads; a row of f32 fits threadgroup memory +-$`,
+	} {
+		if text := run(); !regexp.MustCompile(want).MatchString(text) {
+			t.Errorf("no line %q in\n%s", want, text)
+		}
+	}
+	var table kernelTable
+	if err := json.Unmarshal([]byte(run("--json")), &table); err != nil || !slices.ContainsFunc(table, func(e planner.Eligibility) bool { return slices.Contains(e.Names, "matrix_affine_m64") }) {
+		t.Errorf("%v in %+v", err, table)
 	}
 }

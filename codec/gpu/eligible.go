@@ -169,54 +169,80 @@ type Eligibility struct {
 	Instead string   `json:"else,omitempty"` // the kind that serves what these decline
 }
 
-// Kernels returns the table by which kernels are picked.
+// Kernels returns the table by which kernels are picked, in the order in which they are asked.
 func Kernels() []Eligibility {
 	var table []Eligibility
+	seen := map[string]bool{}
 	for _, v := range variants() {
-		if n := len(table); n > 0 && table[n-1].Kernel == v.Op {
-			table[n-1].Names = append(table[n-1].Names, v.Name)
-			continue
-		}
-		e := Eligibility{Kernel: v.Op, Names: []string{v.Name}, Serves: serves(v.Op), Needs: []string{}}
-		for _, c := range conditions(v) {
-			e.Needs = append(e.Needs, c.text)
-		}
+		first := v.Op
 		for _, r := range routes {
-			if i := slices.Index(r, v.Op); i >= 0 && i+1 < len(r) {
-				e.Instead = r[i+1]
+			if slices.Contains(r, v.Op) {
+				first = r[0]
 			}
 		}
-		table = append(table, e)
+		if seen[first] {
+			continue
+		}
+		seen[first] = true
+		for i, op := range route(first) {
+			next := ""
+			if r := route(first); i+1 < len(r) {
+				next = r[i+1]
+			}
+			table = append(table, lines(op, next)...)
+		}
 	}
 	return table
 }
 
-// serves lists the values of the parameters that the variants of an operation have.
-func serves(op string) []string {
-	var result []string
+// lines are the lines of one kind: kernels of different needs apart.
+func lines(op, next string) []Eligibility {
+	var list []Eligibility
+	var groups [][]shaders.Variant
+	for _, v := range variants() {
+		if v.Op != op {
+			continue
+		}
+		needs := []string{}
+		for _, c := range conditions(v) {
+			needs = append(needs, c.text)
+		}
+		i := slices.IndexFunc(list, func(e Eligibility) bool { return slices.Equal(e.Needs, needs) })
+		if i < 0 {
+			i = len(list)
+			list, groups = append(list, Eligibility{Kernel: op, Needs: needs, Instead: next}), append(groups, nil)
+		}
+		list[i].Names, groups[i] = append(list[i].Names, v.Name), append(groups[i], v)
+	}
+	for i := range list {
+		list[i].Serves = serves(groups[i])
+		if i+1 < len(list) {
+			list[i].Instead = op
+		}
+	}
+	return list
+}
+
+// serves lists the values of the parameters that kernels have.
+func serves(kernels []shaders.Variant) []string {
+	result := []string{}
 	for _, p := range []struct {
 		name string
 		of   func(v shaders.Variant) string
 	}{
-		{"keys", func(v shaders.Variant) string { return keyText(v) }},
+		{"keys", keyText},
 		{"bits", func(v shaders.Variant) string { return number(v.Bits) }},
 		{"dim", func(v shaders.Variant) string { return number(v.Dim) }},
 		{"bytes", func(v shaders.Variant) string { return number(v.Size) }},
-		{"tile", func(v shaders.Variant) string { return number(v.Tile) }},
+		{"rows", func(v shaders.Variant) string { return number(v.Tile) }},
 	} {
 		var values []string
-		special := false
-		for _, v := range variants() {
-			if v.Op != op {
-				continue
-			}
-			text := p.of(v)
-			special = special || text != anyValue
-			if !slices.Contains(values, text) {
+		for _, v := range kernels {
+			if text := p.of(v); !slices.Contains(values, text) {
 				values = append(values, text)
 			}
 		}
-		if special {
+		if !slices.Equal(values, []string{anyValue}) {
 			result = append(result, p.name+" "+strings.Join(values, ", "))
 		}
 	}

@@ -84,7 +84,7 @@ func (j *job) dispatch(k kernel, rows int, grid shaders.Grid, memory int, args a
 		d.ThreadgroupMemory = []int{memory}
 	}
 	if log := j.e.opts.Log; log != nil {
-		log.LogAttrs(context.Background(), slog.LevelDebug, "dispatch", slog.String("kernel", k.Name), slog.String("declined", k.declined),
+		log.LogAttrs(context.Background(), slog.LevelDebug, "dispatch", slog.String("kernel", k.Name), slog.String("declined", k.declined), slog.String("product", k.product),
 			slog.Int("rows", rows), slog.Any("groups", grid.Groups), slog.Any("threads", grid.Threads), slog.Int("memory", memory))
 	}
 	return d

@@ -35,6 +35,7 @@ type kernel struct {
 	shaders.Variant
 	pipeline gpu.Pipeline
 	declined string // why more special ones were passed over
+	product  string // of products, the order and the type of the weights
 }
 
 func (k *kernels) get(v shaders.Variant) (kernel, error) {

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/driver"
@@ -37,6 +38,11 @@ func (e *engine) multiply(y, x codec.Tensor, w *factors) error {
 		if err != nil {
 			return err
 		}
+		order := codec.Exact
+		if k.Launch == shaders.Matrices {
+			order = codec.Fast
+		}
+		k.product = fmt.Sprintf("order %v, weights %v", order, n.w)
 		from, err := s.input(k, x.DType, ops[0].dim)
 		if err != nil {
 			return err

@@ -99,7 +99,7 @@ func TestOpen(t *testing.T) {
 			want := gpu.Info{
 				Driver: "fake", Name: test.want, Architecture: "fakegpu", RegistryID: d.Info().RegistryID, UnifiedMemory: true,
 				WorkingSet: 3 << 30, MaxBuffer: mtlfake.MaxBuffer, MaxThreadgroupMemory: mtlfake.MaxThreadgroupMemory,
-				MaxThreads: [3]int{1024, 1024, 64},
+				MaxThreads: [3]int{1024, 1024, 64}, MatrixUnits: true,
 			}
 			if got := d.Info(); got != want {
 				t.Errorf("%s: got %+v, want %+v", test.name, got, want)
