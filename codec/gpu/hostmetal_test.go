@@ -16,6 +16,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/gpu"
 	"github.com/turbotrellis/turbotrellis/gpu/metal"
@@ -229,6 +230,11 @@ func TestFaults(t *testing.T) {
 	e.must(tr.Encode(context.Background(), &m, codec.Tensor{}, x, g))
 	out, out2 := codec.NewTensor(codec.F32, 6, 64), codec.NewTensor(codec.F32, 6, 64)
 	states := make([]uint16, 6*64)
+	rows, err := b.Affine(affine.RowFormat{Bits: 4, Group: 32})
+	e.must(err)
+	var a codec.AffineRows
+	e.must(rows.Quantize(&a, x))
+	xs, y := tensor(codec.BF16, samples(6, 64, 2), 6, 64), codec.NewTensor(codec.F32, 6, 6)
 	calls := map[string]func() error{
 		"EncodeKeys":          func() error { return kv.EncodeKeys(new(codec.Keys), x) },
 		"EncodeValues":        func() error { return kv.EncodeValues(new(codec.Values), x) },
@@ -243,7 +249,19 @@ func TestFaults(t *testing.T) {
 		},
 		"Encode weights": func() error { return tr.Encode(context.Background(), new(trellis.Matrix), out, x, g) },
 		"Decode weights": func() error { return tr.Decode(out, &m, 0) },
-		"Alloc":          func() error { d, err := b.Alloc(64); _ = b.Free(d); return err },
+		"MatMul":         func() error { return tr.MatMul(y, xs, &m, codec.ProductOptions{}) },
+		"MatMul fast":    func() error { return tr.MatMul(y, xs, &m, codec.ProductOptions{Order: codec.Fast}) },
+		"Quantize":       func() error { return rows.Quantize(new(codec.AffineRows), x) },
+		"Dequantize":     func() error { return rows.Dequantize(out, a) },
+		"AffineMatMul":   func() error { return rows.MatMul(y, xs, a, codec.ProductOptions{}) },
+		"Mask": func() error {
+			_, err := b.Mask(out, x, codec.Bitmask{Rows: 1, Words: 2, Data: make([]byte, 8)})
+			return err
+		},
+		"Compact": func() error {
+			return b.Compact(new(codec.Tensor), codec.Tensor{DType: codec.F32, Shape: []int{64, 6}, Stride: []int{1, 64}, Data: x.Data})
+		},
+		"Alloc": func() error { d, err := b.Alloc(64); _ = b.Free(d); return err },
 	}
 	faults := []struct {
 		name  string

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/gpu"
 	"github.com/turbotrellis/turbotrellis/shaders"
@@ -126,6 +127,19 @@ var checks = map[string]func(*exercise){
 		e.blocks(trellis.Params{L: 8, K: 2, T: 64}, codec.F32, []int{100}, 5)
 		e.blocks(trellis.Params{L: 6, K: 1, T: 64}, codec.F16, []int{9}, 4)
 	},
+	"products": func(e *exercise) {
+		e.products(trellis.Params{L: 9, K: 3, T: 32}, trellis.Geometry{Axis: 1, Out: 5, In: 160}, 0, 1, 3)
+		e.products(trellis.Params{L: 9, K: 2, T: 32}, trellis.Geometry{Axis: 0, Out: 32, In: 131}, 0, 3)
+		e.affine(affine.RowFormat{Bits: 5, Group: 32}, 160, 7, codec.BF16, layouts[0], 3, 2)
+		e.affine(affine.RowFormat{Bits: 3, Group: 64}, 128, 7, codec.F32, layouts[0], 4)
+	},
+	"masks": func(e *exercise) {
+		e.masks([]int{2, 1, 3}, 1, codec.F32, codec.Bitmask{Rows: 6, Words: 1}, layouts[0], 1)
+		for i, words := range []int{5, 3} { // as many as there are tokens, and fewer
+			e.masks([]int{2, 1, 3}, 130, allTypes[i], codec.Bitmask{Rows: 6, Words: words, Stride: 6}, layouts[i], uint64(i))
+		}
+	},
+	"matrices": func(e *exercise) { e.matrices(1, 9, 19) },
 	"limits": func(e *exercise) {
 		p := codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, ValueHeadDim: 96, Values: codec.Q3_0, ScaleType: codec.F32}
 		e.saturation(p, 5)
@@ -272,6 +286,22 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"limited elements not counted", "count += 1u;", "", "limits"},
 	{"limited whatever the policy", "return policy == POLICY_FINITE && type == TYPE_F16;", "return type == TYPE_F16;", "limits"},
 	{"a search of eight", "c < 9", "c < 8", "values"},
+	{"*a chain swapped", "const float sum = tree_sum(chain);", "const float sum = tree_sum(simd_shuffle(chain, ushort(lane < 2u ? lane ^ 1u : lane)));", "products"},
+	{"tree of chains folded otherwise", "const float sum = tree_sum(chain);", "float sum = chain;\nfor (ushort mask = 1; mask < 32; mask <<= 1) {\nconst float other = simd_shuffle_xor(sum, mask);\nsum = sum + other;\n}", "products"},
+	{"product contracted", "const float product = v * w[i];\n                    chain[m * 4 + i] = chain[m * 4 + i] + product;", "chain[m * 4 + i] = fma(v, w[i], chain[m * 4 + i]);", "products"},
+	{"tail of columns dropped", "for (uint column = lane * 4u; column < a.cols; column += 128u) {", "for (uint column = lane * 4u; column + 128u <= a.cols + lane * 4u; column += 128u) {", "products"},
+	{"affine edge of the other sign", "scale = from_low ? scale : -scale;", "scale = from_low ? -scale : scale;", "products"},
+	{"affine scale of its floor", "scale = scale < 1e-7f ? 1e-7f : scale;", "scale = max(scale, 1e-3f);", "products"},
+	{"index off by one", "index = index > most ? most : index;", "index = index + 1.0f > most ? most : index + 1.0f;", "products"},
+	{"-0 kept under a mask", "masked = bits == sign ? 0u : bits; // −0 + 0", "masked = bits;", "masks"},
+	{"NaN masked", "masked = bits; // a NaN", "masked = sign | infinity;", "masks"},
+	{"tokens beyond the words allowed", "uint allowed = 0;", "uint allowed = 1;", "masks"},
+	{"spare bits of a mask counted", "<< (32u - tokens);", "<< 0u;", "masks"},
+	{"one sum of matrices too few", "for (uint s = 1; s < 8; s++) {", "for (uint s = 1; s < 7; s++) {", "matrices"},
+	{"sums of matrices read early", "        threadgroup_barrier(mem_flags::mem_threadgroup);\n        const uint at = simd * 32u + lane;", "        const uint at = simd * 32u + lane;", "matrices"},
+	{"outputs of matrices beyond the last", "if (out < a.outputs && in_tile < a.rows) {", "if (in_tile < a.rows) {", "matrices"},
+	{"rows of matrices beyond the last", "if (out < a.outputs && in_tile < a.rows) {", "if (out < a.outputs) {", "matrices"},
+	{"columns of matrices in other places", "column < a.cols; column += 64u", "column + 8u < a.cols; column += 64u", "matrices"},
 }
 
 // Each mistake, in a copy of the shaders or in planning, makes a check fail that
@@ -291,7 +321,17 @@ func TestMutations(t *testing.T) {
 		}
 		t.Logf("%s: %s", name, complaint(out))
 	}
+	used := map[string]bool{} // checks of what is tried
+	for _, m := range shaderMutations {
+		used[m.check] = used[m.check] || long() || strings.HasPrefix(m.name, "*")
+	}
+	for _, m := range planMutations {
+		used[m.check] = used[m.check] || long() || strings.HasPrefix(m.name, "*")
+	}
 	for name := range checks {
+		if !used[name] {
+			continue
+		}
 		if out, passed := mutant(t, "none: "+name); !passed {
 			t.Fatalf("%s fails without a mutation: %s", name, out)
 		}
