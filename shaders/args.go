@@ -136,14 +136,14 @@ type TrellisEncodeArgs struct {
 	Rounds                    uint32
 }
 
-// TrellisExpandArgs serves trellis_expand* and trellis_tile_*. Interleaved codes are
+// TrellisExpandArgs serves trellis_expand*. Interleaved codes are
 // [Cols/(2·Block), rows, 2·words] on Codes.S1, S2, S3. Columns are Col0 to Col0+Cols−1 of a
-// row; four at a time need Col0 and Cols to be multiples of 4 and L + 3k ≤ 33. RowTile is read
-// by trellis_tile_*, which serve whole interleaved rows (Col0 = 0).
+// row; trellis_expand8_* need Block, Col0 and Cols to be multiples of 8, and Block to be 1 << Shift or Shift to be 32.
+// Wide: Out's last stride is 1 and eight elements of it are aligned to 16 bytes.
 type TrellisExpandArgs struct {
 	Codes, Scales, Out                       View
 	Row0, Rows, Cols, Block, StateBits, Bits uint32
-	Code, OutType, Interleaved, RowTile      uint32
+	Code, OutType, Interleaved, Shift        uint32
 	Wide, Col0                               uint32
 }
 

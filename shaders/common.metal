@@ -98,6 +98,17 @@ static inline float from_f16(ushort u) {
     return float(as_type<half>(u));
 }
 
+// Two of them, the first in the lower half. A device whose own conversions give these bits may bring its own.
+#if !defined(PAIRS)
+static inline uint f16_pair(float lo, float hi) {
+    return uint(to_f16(lo)) | (uint(to_f16(hi)) << 16);
+}
+
+static inline uint bf16_pair(float lo, float hi) {
+    return uint(to_bf16(lo)) | (uint(to_bf16(hi)) << 16);
+}
+#endif
+
 // The value x takes when stored as type, widened again.
 static inline float stored(float x, uint type) {
     if (type == TYPE_F16) {
@@ -407,19 +418,24 @@ static inline uint sign_bit(const device uint* signs, uint j) {
 
 // ---- trellis codes and windows (numerics §6) ----
 
-constant uint code_1mad_divisor = 0x4313ccf0u;    // 147.800537109375, exact
-constant uint code_1mad_reciprocal = 0x3bddb447u; // its rounded reciprocal
+constant uint code_1mad_reciprocal = 0x3bddb447u; // of 147.800537109375, rounded
+constant uint code_1mad_rest = 0xaf7486beu;       // of the reciprocal, rounded
 
-// The refined quotient is y / divisor correctly rounded for every y in [−510, 510].
+// The sum of the bytes of x, and base. A device that has an instruction for it may bring its own.
+#if !defined(BYTE_SUM)
+static inline uint byte_sum(uint x, uint base) {
+    const uint pairs = (x & 0x00ff00ffu) + ((x >> 8) & 0x00ff00ffu);
+    return (pairs & 0xffffu) + (pairs >> 16) + base;
+}
+#endif
+
+// The sum is put into the mantissa of 2^23. The quotient y / 147.800537109375 is correctly rounded for every y in
+// [−510, 510], as TestCode1MAD shows.
 static inline float code_1mad(uint state) {
     const uint x = state * 34038481u + 76625530u;
-    const uint sum = (x & 255u) + ((x >> 8) & 255u) + ((x >> 16) & 255u) + (x >> 24);
-    const float y = float(int(sum) - 510);
-    const float d = as_type<float>(code_1mad_divisor);
-    const float r = as_type<float>(code_1mad_reciprocal);
-    const float q = y * r;
-    const float e = fma(-q, d, y);
-    return fma(e, r, q);
+    const float y = as_type<float>(byte_sum(x, 0x4b000000u)) - 8389118.0f;
+    const float rest = y * as_type<float>(code_1mad_rest);
+    return fma(y, as_type<float>(code_1mad_reciprocal), rest);
 }
 
 static inline float code_3inst(uint state) {

@@ -36,6 +36,25 @@ struct half {
     }
 };
 
+#if __CUDA_ARCH__ >= 800
+// Two roundings at once, the first in the lower half.
+#define PAIRS
+__device__ __forceinline__ uint f16_pair(float lo, float hi) {
+    uint pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    return pair;
+}
+__device__ __forceinline__ uint bf16_pair(float lo, float hi) {
+    uint pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    return pair;
+}
+#endif
+
+// The sum of the bytes of x, and base.
+#define BYTE_SUM
+__device__ __forceinline__ uint byte_sum(uint x, uint base) { return __dp4a(x, 0x01010101u, base); }
+
 namespace precise {
 __device__ __forceinline__ float sqrt(float x) { return __fsqrt_rn(x); }
 }

@@ -17,7 +17,7 @@ type Grid struct {
 }
 
 // ElementGrid assigns threads to rows of `units` work items: 8 elements of keys_decode,
-// values_decode and kv_decode (the longer of the two), 4 of trellis_expand4, 1 of the rest.
+// values_decode and kv_decode (the longer of the two), 1 of the rest.
 func ElementGrid(units, rows, maxThreads int) Grid {
 	threads := min(256, maxThreads)
 	x := min(threads, 1<<bits.Len(uint(max(units, 1)-1)))
@@ -113,12 +113,13 @@ func TrellisLaunch(stateBits, k, block, blocks, groups, rounds, maxThreads, memo
 	return TrellisPlan{Kernel: "trellis_encode_device", Threads: threads, Bytes: 256, Blocks: 1, SlotBytes: align16(slot + 8*uint64(states))}
 }
 
-// TileGrid assigns threads to whole tiles of rowTile interleaved rows, four weights per thread.
-func TileGrid(rows, cols, rowTile, maxThreads int) Grid {
-	threads := min(256, maxThreads)
-	work := ceil(rows, rowTile) * rowTile * (cols / 4)
-	return Grid{Groups: [3]int{ceil(work, threads), 1, 1}, Threads: [3]int{threads, 1, 1}}
+// RunGrid assigns threads to rows of trellis_expand8: each has expandRuns runs of eight columns.
+func RunGrid(cols, rows, maxThreads int) Grid {
+	return ElementGrid(ceil(cols/8, 32*expandRuns)*32, rows, maxThreads)
 }
+
+// expandRuns is RUNS of trellis.metal.
+const expandRuns = 4
 
 func ceil(n, d int) int { return (n + d - 1) / d }
 

@@ -205,7 +205,7 @@ struct TrellisExpandArgs {
     uint code;
     uint out_type;
     uint interleaved;
-    uint row_tile;
+    uint shift;
     uint wide;
     uint col0;
 };

@@ -267,18 +267,17 @@ func TestHadamardMatricesVector(t *testing.T) {
 	t.Logf("%d elements", compared)
 }
 
-// The refined quotient is the rounded quotient for every sum of four bytes.
-func TestCode1MADQuotient(t *testing.T) {
-	d := math.Float32frombits(constants(t, "code_1mad_divisor")[0])
+// The product with the reciprocal in two parts is the rounded quotient for every sum of four bytes.
+func TestCode1MAD(t *testing.T) {
 	r := math.Float32frombits(constants(t, "code_1mad_reciprocal")[0])
-	if d != 147.800537109375 || r != float32(1/float64(d)) {
-		t.Fatalf("divisor %v, reciprocal %v", d, r)
+	rest := math.Float32frombits(constants(t, "code_1mad_rest")[0])
+	const d float32 = 147.800537109375
+	if r != 1/d || rest != float32(1/float64(d)-float64(r)) {
+		t.Fatalf("reciprocal %v, and the rest of it %v", r, rest)
 	}
 	for i := -510; i <= 510; i++ {
 		y := float32(i)
-		q := y * r
-		got := f32.FMA(f32.FMA(-q, d, y), r, q)
-		if got != y/d {
+		if got := f32.FMA(y, r, y*rest); got != y/d {
 			t.Errorf("y = %d: %v, want %v", i, got, y/d)
 		}
 	}

@@ -707,7 +707,7 @@ static inline long trellis_block(constant TrellisExpandArgs& a, uint row, uint b
     return a.codes.base + long(row) * a.codes.s2 + long(block * words) * a.codes.s3;
 }
 
-// One thread per element.
+// One thread per element: any block and column.
 template <uint K>
 static inline void trellis_expand_element(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint2 at) {
     if (at.x >= a.cols || at.y >= a.rows) {
@@ -724,45 +724,97 @@ static inline void trellis_expand_element(const device uint* codes, const device
     store_float(out, a.out_type, a.out.base + long(row) * a.out.s2 + long(at.x) * a.out.s3, value * scale);
 }
 
-// Four consecutive weights from one window of L + 3k ≤ 33 bits; the last starts it.
-template <uint K>
-static inline void trellis_expand_four(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint row, uint column) {
-    const uint words = a.block * K / 32u;
-    const uint block = (a.col0 + column) / a.block;
-    const uint t = a.col0 + column - block * a.block;
-    const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
-    const ulong window = trellis_window(codes, trellis_block(a, row, block, words), a.codes.s3, words, (a.block - 4u - t) * K);
-    const uint mask = (1u << a.state_bits) - 1u;
-    const long to = a.out.base + long(row) * a.out.s2 + long(column) * a.out.s3;
-    float v[4];
+// Eight results; wide says that stride is 1 and their address a multiple of 16 bytes.
+static inline void store_run(device uchar* p, uint type, long i, long stride, bool wide, thread const float* x) {
+    if (!wide) {
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++) {
-        const uint state = uint(window >> ((3u - i) * K)) & mask;
-        const float value = code_value(state, a.code, table);
-        v[i] = value * scale;
-    }
-    store_four(out, a.out_type, to, a.out.s3, a.wide != 0, v);
-}
-
-template <uint K>
-static inline void trellis_expand_window(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint2 at) {
-    const uint column = at.x * 4u;
-    if (column < a.cols && at.y < a.rows) {
-        trellis_expand_four<K>(codes, scales, table, out, a, a.row0 + at.y, column);
+        for (uint e = 0; e < 8; e++) {
+            store_float(p, type, i + long(e) * stride, x[e]);
+        }
+    } else if (type == TYPE_F32) {
+        device float4* to = (device float4*)((device float*)p + i);
+        to[0] = float4(x[0], x[1], x[2], x[3]);
+        to[1] = float4(x[4], x[5], x[6], x[7]);
+    } else if (type == TYPE_F16) {
+        *(device uint4*)((device ushort*)p + i) = uint4(f16_pair(x[0], x[1]), f16_pair(x[2], x[3]), f16_pair(x[4], x[5]), f16_pair(x[6], x[7]));
+    } else {
+        *(device uint4*)((device ushort*)p + i) = uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7]));
     }
 }
 
-// Interleaved codes in the order they lie: a tile of rows of one two-block group, then the next group.
+// Runs of eight consecutive weights, RUNS of them a thread, 32 runs apart. Blocks are a multiple of 8 long, so that the
+// states of a run lie in two words of the block, or with K > 4 in three.
+#define RUNS 4
+
+// State i of a run, whose first bit is that of lo, which mid and hi follow.
 template <uint K>
-static inline void trellis_expand_tile(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint index) {
-    const uint span = a.block / 2u;
-    const uint groups = a.cols / (2u * a.block);
-    const uint line = index / span;
-    const uint band = line / a.row_tile;
-    const uint tile = band / groups;
-    const uint nth = tile * a.row_tile + (line - band * a.row_tile);
-    const uint column = (band - tile * groups) * 2u * a.block + (index - line * span) * 4u;
-    if (nth < a.rows) {
-        trellis_expand_four<K>(codes, scales, table, out, a, a.row0 + nth, column);
+static inline uint trellis_run_state(uint lo, uint mid, uint hi, uint i) {
+    const uint bit = (7u - i) * K;
+    const uint shift = bit & 31u;
+    const uint low = bit < 32u ? lo : mid;
+    const uint high = bit < 32u ? mid : hi;
+    return shift <= 16u ? low >> shift : (low >> shift) | (high << ((32u - shift) & 31u)); // a state has 16 bits at most
+}
+
+template <uint K>
+static inline void trellis_expand_runs(const device uint* codes, const device ushort* scales, const device float* table, device uchar* out, constant TrellisExpandArgs& a, uint2 at) {
+    if (at.y >= a.rows) {
+        return;
+    }
+    const uint row = a.row0 + at.y;
+    const uint words = a.block * K / 32u;
+    const uint mask = (1u << a.state_bits) - 1u;
+    const uint runs = a.cols / 8u;
+    const uint first = at.x / 32u * (32u * RUNS) + at.x % 32u;
+    const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
+    const device uint* from = codes + (a.codes.base + long(row) * a.codes.s2);
+    const uint loads = K > 4 ? 3u : 2u;
+    uint window[RUNS * loads];
+    uint shift[RUNS];
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < RUNS; r++) { // all loads first
+        const uint column = a.col0 + min(first + r * 32u, runs - 1u) * 8u;
+        const uint block = a.shift < 32u ? column >> a.shift : column / a.block;
+        const uint bit = (a.block - 8u - (column - block * a.block)) * K;
+        const device uint* in = from + block * words;
+        if (a.interleaved != 0) {
+            in = from + (long(block / 2u) * a.codes.s1 + long((block & 1u) * words));
+        }
+        uint w = bit / 32u;
+        shift[r] = bit % 32u;
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < loads; i++) {
+            window[r * loads + i] = in[w];
+            w = w + 1u == words ? 0u : w + 1u;
+        }
+    }
+    const long to = a.out.base + long(row) * a.out.s2;
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < RUNS; r++) {
+        const uint run = first + r * 32u;
+        if (run >= runs) {
+            return;
+        }
+        uint lo = window[r * loads];
+        uint mid = window[r * loads + 1];
+        uint hi = window[r * loads + loads - 1];
+        if (K % 4 != 0) {
+            lo = uint(((ulong(mid) << 32) | lo) >> shift[r]);
+            mid = K > 4 ? uint(((ulong(hi) << 32) | mid) >> shift[r]) : mid >> shift[r];
+            hi = hi >> shift[r];
+        }
+        float v[8];
+        if (a.code == CODE_1MAD) { // asked once for all eight
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 8; i++) {
+                v[i] = code_1mad(trellis_run_state<K>(lo, mid, hi, i) & mask) * scale;
+            }
+        } else {
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 8; i++) {
+                v[i] = code_value(trellis_run_state<K>(lo, mid, hi, i) & mask, a.code, table) * scale;
+            }
+        }
+        store_run(out, a.out_type, to + long(run * 8u) * a.out.s3, a.out.s3, a.wide != 0, v);
     }
 }

@@ -19,8 +19,6 @@ const (
 	Rows
 	// Blocks: a threadgroup per trellis block: TrellisLaunch.
 	Blocks
-	// Tiles: a 1-D grid over interleaved trellis blocks: TileGrid.
-	Tiles
 	// Single: one threadgroup of 32.
 	Single
 	// Matrices: a threadgroup of LaneThreads per 32 outputs and tile of rows, MatrixMemory of
@@ -29,7 +27,7 @@ const (
 )
 
 func (l Launch) String() string {
-	return [...]string{"elements", "lanes", "rows", "blocks", "tiles", "single", "matrices"}[l]
+	return [...]string{"elements", "lanes", "rows", "blocks", "single", "matrices"}[l]
 }
 
 // A Param is a buffer of a kernel; its index is its place in the list. The argument
@@ -171,8 +169,7 @@ func makeVariants() []Variant {
 		launch   Launch
 	}{
 		{"trellis_expand", "trellis_expand_element", Elements},
-		{"trellis_expand4", "trellis_expand_window", Elements},
-		{"trellis_tile", "trellis_expand_tile", Tiles},
+		{"trellis_expand8", "trellis_expand_runs", Elements},
 	} {
 		for k := 1; k <= 8; k++ {
 			add(Variant{Name: fmt.Sprintf("%s_k%d", e.op, k), Family: "trellis", Op: e.op, Bits: k, Launch: e.launch, Args: "TrellisExpandArgs",
@@ -304,7 +301,6 @@ var builtins = map[Launch]struct{ params, pass string }{
 		"    uint groups [[threadgroups_per_grid]],\n    uint thread_index [[thread_index_in_threadgroup]],\n" +
 		"    uint threads [[threads_per_threadgroup]],\n    uint lane [[thread_index_in_simdgroup]]",
 		"memory, group, groups, thread_index, threads, lane"},
-	Tiles: {"uint index [[thread_position_in_grid]]", "index"},
 	Matrices: {"threadgroup float* memory [[threadgroup(0)]],\n    uint group [[threadgroup_position_in_grid]],\n" +
 		"    uint simd [[simdgroup_index_in_threadgroup]],\n    uint lane [[thread_index_in_simdgroup]]", "memory, group, simd, lane"},
 	Single: {"uint lane [[thread_index_in_simdgroup]],\n    uint width [[threads_per_simdgroup]]", "lane, width"},
@@ -320,7 +316,7 @@ func (v Variant) maxThreads() int {
 			return SearchThreads
 		}
 		return 1024
-	case Elements, Lanes, Tiles, Matrices:
+	case Elements, Lanes, Matrices:
 		return LaneThreads
 	}
 	return 0

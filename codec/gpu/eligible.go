@@ -19,12 +19,10 @@ type need struct {
 	rows          int // of x, in a product
 
 	// Of decoded weights and products.
-	states      int  // L of trellis codes
-	interleaved bool // their layout
-	col0, cols  int  // columns from col0 on
-	whole       bool // that is the whole row
-	x, w        codec.DType
-	order       codec.Order
+	block      int // T of trellis codes
+	col0, cols int // columns from col0 on
+	x, w       codec.DType
+	order      codec.Order
 }
 
 func (n need) met(v shaders.Variant) bool {
@@ -34,7 +32,7 @@ func (n need) met(v shaders.Variant) bool {
 
 // routes are the operations that kernels of different kinds serve, the special ones first.
 var routes = [][]string{
-	{"trellis_tile", "trellis_expand4", "trellis_expand"},
+	{"trellis_expand8", "trellis_expand"},
 	{"matrix", "product"},
 	{"matrix_affine", "product_affine"},
 }
@@ -59,11 +57,10 @@ type condition struct {
 }
 
 var (
-	fourWide = condition{text: "L + 3k ≤ 33, first column and number of columns multiples of 4",
-		call: func(n need) bool { return n.states+3*n.bits <= 33 && n.col0%4 == 0 && n.cols%4 == 0 }}
-	interleaved = condition{text: "interleaved codes, whole rows", call: func(n need) bool { return n.interleaved && n.whole }}
-	simd        = condition{text: "SIMD-groups of 32 threads", fits: func(_ *kernels, _ need, c kernel) error { return wholeSIMD(c) }}
-	row         = condition{text: "a row of f32 fits threadgroup memory", fits: func(k *kernels, n need, c kernel) error {
+	eights = condition{text: "T, first column and number of columns multiples of 8",
+		call: func(n need) bool { return n.block%8 == 0 && n.col0%8 == 0 && n.cols%8 == 0 }}
+	simd = condition{text: "SIMD-groups of 32 threads", fits: func(_ *kernels, _ need, c kernel) error { return wholeSIMD(c) }}
+	row  = condition{text: "a row of f32 fits threadgroup memory", fits: func(k *kernels, n need, c kernel) error {
 		_, err := shaders.RowLaunch(n.dim, 1, c.pipeline.MaxThreads(), k.room(c))
 		return err
 	}}
@@ -92,10 +89,8 @@ func narrow(t codec.DType) bool { return t == codec.F16 || t == codec.BF16 }
 func conditions(v shaders.Variant) []condition {
 	var c []condition
 	switch v.Op {
-	case "trellis_tile":
-		c = append(c, fourWide, interleaved)
-	case "trellis_expand4":
-		c = append(c, fourWide)
+	case "trellis_expand8":
+		c = append(c, eights)
 	}
 	switch v.Launch {
 	case shaders.Lanes:

@@ -45,7 +45,7 @@ func TestEligibility(t *testing.T) {
 		return n
 	}
 	affine := func(n *need) { n.op, n.bits = "matrix_affine", 0 }
-	weights := need{op: "trellis_tile", bits: 3, states: 12, cols: 512, whole: true, interleaved: true}
+	weights := need{op: "trellis_expand8", bits: 3, block: 256, cols: 512}
 	with := func(n need, f func(*need)) need { f(&n); return n }
 	for _, test := range []struct {
 		name     string
@@ -69,11 +69,10 @@ func TestEligibility(t *testing.T) {
 		{"threads", small, fast(9), "matrix_any_m16", "threadgroups of 128 threads"},
 		{"memory", tight, fast(9), "product_k3_m16", "4096 bytes of threadgroup memory"},
 		{"along the outputs", units, need{op: "product_axis0", bits: 3, rows: 9, cols: 512, x: codec.BF16, w: codec.BF16, order: codec.Fast}, "product_axis0_m8", ""},
-		{"interleaved weights", units, weights, "trellis_tile_k3", ""},
-		{"part of a row", units, with(weights, func(n *need) { n.cols, n.whole = 256, false }), "trellis_expand4_k3", "interleaved codes, whole rows"},
-		{"rows", units, with(weights, func(n *need) { n.interleaved = false }), "trellis_expand4_k3", "interleaved codes, whole rows"},
-		{"windows too long", units, with(weights, func(n *need) { n.states, n.bits = 16, 6 }), "trellis_expand_k6", "L + 3k ≤ 33"},
-		{"odd column", units, with(weights, func(n *need) { n.col0 = 2 }), "trellis_expand_k3", "first column"},
+		{"weights", units, weights, "trellis_expand8_k3", ""},
+		{"part of a row", units, with(weights, func(n *need) { n.cols = 252 }), "trellis_expand_k3", "first column"},
+		{"short blocks", units, with(weights, func(n *need) { n.block, n.bits = 12, 8 }), "trellis_expand_k8", "T, first"},
+		{"odd column", units, with(weights, func(n *need) { n.col0 = 4 }), "trellis_expand_k3", "first column"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := newFake()

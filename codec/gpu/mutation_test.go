@@ -279,7 +279,6 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"blocks of a round exchanged", "h.sub = thread_index >> (h.L - 4u);", "h.sub = h.subs - 1u - (thread_index >> (h.L - 4u));", "trellis"},
 	{"matrix not transposed", "minus = transposed ? rows[c] >> j : rows[j] >> c", "minus = rows[j] >> c", "hadamard"},
 	{"no wrap around a block", "w + 1u == words ? 0u : w + 1u", "w + 1u == words ? w : w + 1u", "trellis"},
-	{"tile of the wrong group", "(band - tile * groups) * 2u * a.block", "(band - tile * groups) * a.block", "trellis"},
 	{"second pass not pinned", "p.pinned = true;", "p.pinned = false;", "trellis"},
 	{"limit one step late", "magnitude >= 0x477ff000u", "magnitude > 0x477ff000u", "limits"},
 	{"limited to infinity", "(u & 0x80000000u) | 0x477fe000u", "(u & 0x80000000u) | 0x47800000u", "limits"},

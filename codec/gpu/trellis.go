@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"unsafe"
 
 	"github.com/turbotrellis/turbotrellis/codec"
@@ -16,7 +17,6 @@ const (
 	maxSlots     = 128       // threadgroups of a search, on a device that does not tell its cores
 	coreSlots    = 4         // otherwise, for each core
 	scratchBytes = 256 << 20 // of their scratch
-	rowTile      = 32        // rows of a tile of interleaved codes
 )
 
 // weights is the weight codec of an engine.
@@ -200,8 +200,7 @@ func layoutOf(g trellis.Geometry, p trellis.Params, base int64) shaders.View {
 // and the output type.
 func (c *weights) expand(s *slab, args shaders.TrellisExpandArgs, g trellis.Geometry, codes, scales, out gpu.Binding) error {
 	p := c.p
-	k, err := c.e.kernels.pick(need{op: "trellis_tile", bits: p.K, states: p.L, col0: int(args.Col0), cols: int(args.Cols),
-		interleaved: g.Interleaved, whole: int(args.Cols) == g.Cols()})
+	k, err := c.e.kernels.pick(need{op: "trellis_expand8", bits: p.K, block: p.T, col0: int(args.Col0), cols: int(args.Cols)})
 	if err != nil {
 		return err
 	}
@@ -209,19 +208,20 @@ func (c *weights) expand(s *slab, args shaders.TrellisExpandArgs, g trellis.Geom
 	if err != nil {
 		return err
 	}
-	args.Block, args.StateBits, args.Bits, args.Code, args.RowTile, args.Wide = uint32(p.T), uint32(p.L), uint32(p.K), c.code(), rowTile, wide(args.Out)
+	args.Block, args.StateBits, args.Bits, args.Code, args.Shift = uint32(p.T), uint32(p.L), uint32(p.K), c.code(), 32
+	if p.T&(p.T-1) == 0 {
+		args.Shift = uint32(bits.TrailingZeros(uint(p.T)))
+	}
+	if o := args.Out; o.S3 == 1 && (o.Base|o.S2)&7 == 0 {
+		args.Wide = 1
+	}
 	if g.Interleaved {
 		args.Interleaved = 1
 	}
 	rows, cols, most := int(args.Rows), int(args.Cols), k.pipeline.MaxThreads()
-	var grid shaders.Grid
-	switch k.Op {
-	case "trellis_tile":
-		grid = shaders.TileGrid(rows, cols, rowTile, most)
-	case "trellis_expand4":
-		grid = shaders.ElementGrid(cols/4, rows, most)
-	default:
-		grid = shaders.ElementGrid(cols, rows, most)
+	grid := shaders.ElementGrid(cols, rows, most)
+	if k.Op == "trellis_expand8" {
+		grid = shaders.RunGrid(cols, rows, most)
 	}
 	s.add(k, rows, grid, 0, &args, codes, scales, values, out)
 	return nil
