@@ -147,10 +147,16 @@ type TrellisExpandArgs struct {
 	Wide, Col0                               uint32
 }
 
-// ProductInputArgs: rows of x to canonical f32 without gaps.
+// ProductInputArgs: rows of x to canonical f32 in tiles of Tile rows: [⌈Rows/Tile⌉, ⌈Dim/128⌉, Tile, 128].
 type ProductInputArgs struct {
 	X                              View
 	N1, N2, Row0, Rows, Dim, XType uint32
+	Tile, Pad                      uint32
+}
+
+// Floats returns how long the tiles of rows of dim are.
+func (a ProductInputArgs) Floats() int {
+	return ceil(int(a.Rows), int(a.Tile)) * int(a.Tile) * ceil(int(a.Dim), 128) * 128
 }
 
 // ProductArgs: x is what ProductInputArgs made, Rows rows of Cols; rows of Y are Row0 on. The dispatch has

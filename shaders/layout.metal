@@ -219,8 +219,10 @@ struct ProductInputArgs {
     uint rows;
     uint dim;
     uint x_type;
+    uint tile;
+    uint pad;
 };
-static_assert(sizeof(ProductInputArgs) == 64, "ProductInputArgs is laid out as in args.go");
+static_assert(sizeof(ProductInputArgs) == 72, "ProductInputArgs is laid out as in args.go");
 
 struct ProductArgs {
     View codes;

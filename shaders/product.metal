@@ -1,98 +1,171 @@
 // Products with packed weights (numerics §7). A lane is a chain: of every 128 columns it takes the
-// four from 4·lane on. Weights are decoded once for a tile of M rows of x, whose chains are in registers.
+// four from 4·lane on. A SIMD-group multiplies a tile of M rows of x, which decodes the weights once, by N outputs,
+// which load x once; their M·N chains are in registers.
 
-// x as the products read it: canonical f32 without gaps. One thread per element.
-static inline void product_factor(const device uchar* x, device float* out, constant ProductInputArgs& a, uint2 at) {
-    if (at.x >= a.dim || at.y >= a.rows) {
-        return;
-    }
-    const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
-    out[ulong(at.y) * a.dim + at.x] = canon_factor(load_float(x, a.x_type, row_offset(a.x, row) + long(at.x) * a.x.s3));
+// Number i of the columns of row m of a tile of `height` rows: tiles follow each other, and in one of them so do
+// the 128 columns of each of its rows, then the next 128.
+static inline ulong product_place(uint tile, uint height, uint m, uint i, uint cols) {
+    const uint parts = (cols + 127u) / 128u;
+    return ((ulong(tile) * parts + i / 128u) * height + m) * 128u + i % 128u;
 }
 
-// What a SIMD-group computes: rows first to first+rows−1 of y, from column `output` on.
+// x as the products read it: canonical f32 in tiles, the last of which is filled up with zeros. One thread per element.
+static inline void product_factor(const device uchar* x, device float* out, constant ProductInputArgs& a, uint2 at) {
+    const uint tile = at.y / a.tile;
+    if (at.x >= a.dim || tile * a.tile >= a.rows) {
+        return;
+    }
+    float v = 0.0f;
+    if (at.y < a.rows) {
+        const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
+        v = canon_factor(load_float(x, a.x_type, row_offset(a.x, row) + long(at.x) * a.x.s3));
+    }
+    out[product_place(tile, a.tile, at.y - tile * a.tile, at.x, a.dim)] = v;
+}
+
+// What a SIMD-group computes: rows first to first+rows−1 of y, which are a tile, from column `output` on.
 struct ProductTile {
     bool active;
+    uint number;
     uint first;
     uint rows;
     uint output;
 };
 
-// Number nth of the dispatch, in which every tile of rows has `outputs` SIMD-groups of `each` outputs.
-static inline void product_tile(constant ProductArgs& a, uint nth, uint outputs, uint each, uint height, thread ProductTile& p) {
-    const uint tile = nth / outputs;
+// Number nth of the dispatch, in which every tile of rows has ⌈outputs/each⌉ SIMD-groups of `each` outputs.
+static inline void product_tile(constant ProductArgs& a, uint nth, uint each, uint height, thread ProductTile& p) {
+    const uint groups = (a.outputs + each - 1u) / each;
+    const uint tile = nth / groups;
     p.active = tile < a.tiles;
-    p.first = p.active ? (a.tile0 + tile) * height : 0u;
+    p.number = p.active ? a.tile0 + tile : 0u;
+    p.first = p.number * height;
     p.rows = min(height, a.rows - p.first);
-    p.output = p.active ? (nth - tile * outputs) * each : 0u;
+    p.output = p.active ? (nth - tile * groups) * each : 0u;
 }
 
 static inline void product_store(device uchar* y, constant ProductArgs& a, const thread ProductTile& p, uint m, uint output, float chain, uint lane) {
     const float sum = tree_sum(chain);
-    if (p.active && m < p.rows && lane == 0) {
+    if (p.active && m < p.rows && output < a.outputs && lane == 0) {
         const uint3 row = split_row(a.row0 + p.first + m, a.n1, a.n2);
         store_float(y, a.y_type, row_offset(a.y, row) + long(output) * a.y.s3, sum);
     }
 }
 
-// Four columns of M rows: one product and one sum after the other in each chain.
-template <uint M>
-static inline void product_columns(const device float* x, constant ProductArgs& a, const thread ProductTile& p, uint column, const thread float* w, thread float* chain) {
+// Four columns of M rows by the weights of N outputs: one product and one sum after the other in each chain.
+template <uint M, uint N>
+static inline void product_columns(const device float* x, const thread float* w, thread float* chain) {
 #pragma clang loop unroll(full)
     for (uint m = 0; m < M; m++) {
-        const uint row = p.first + min(m, p.rows - 1u);
-        const float4 v = *(const device float4*)(x + ulong(row) * a.cols + column);
-        const float p0 = v.x * w[0];
-        const float p1 = v.y * w[1];
-        const float p2 = v.z * w[2];
-        const float p3 = v.w * w[3];
-        chain[m] = chain[m] + p0;
-        chain[m] = chain[m] + p1;
-        chain[m] = chain[m] + p2;
-        chain[m] = chain[m] + p3;
+        const float4 v = *(const device float4*)(x + m * 128u);
+#pragma clang loop unroll(full)
+        for (uint n = 0; n < N; n++) {
+            const float p0 = v.x * w[4 * n];
+            const float p1 = v.y * w[4 * n + 1];
+            const float p2 = v.z * w[4 * n + 2];
+            const float p3 = v.w * w[4 * n + 3];
+            float sum = chain[m * N + n];
+            sum = sum + p0;
+            sum = sum + p1;
+            sum = sum + p2;
+            chain[m * N + n] = sum + p3;
+        }
+    }
+}
+
+template <uint M, uint N>
+static inline void product_store_all(device uchar* y, constant ProductArgs& a, const thread ProductTile& p, const thread float* chain, uint lane) {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < M * N; i++) {
+        product_store(y, a, p, i / N, p.output + i % N, chain[i], lane);
+    }
+}
+
+// The values that four take when stored as type, widened again.
+static inline void product_stored(uint type, thread float* w) {
+    if (type == TYPE_BF16) {
+        const uint lo = bf16_pair(w[0], w[1]);
+        const uint hi = bf16_pair(w[2], w[3]);
+        w[0] = as_type<float>(lo << 16);
+        w[1] = as_type<float>(lo & 0xffff0000u);
+        w[2] = as_type<float>(hi << 16);
+        w[3] = as_type<float>(hi & 0xffff0000u);
+    } else if (type == TYPE_F16) {
+        const uint lo = f16_pair(w[0], w[1]);
+        const uint hi = f16_pair(w[2], w[3]);
+        w[0] = from_f16(ushort(lo & 0xffffu));
+        w[1] = from_f16(ushort(lo >> 16));
+        w[2] = from_f16(ushort(hi & 0xffffu));
+        w[3] = from_f16(ushort(hi >> 16));
     }
 }
 
 // ---- trellis weights ----
+//
+// They are canonical as they are: no code has values between 0 and 2^-26, and no scale is between 0 and 2^-24. The
+// sign of a zero decides nothing, for no chain is ever −0.
 
-// Word 0 of a block, as trellis_block.
-static inline long product_block(constant ProductArgs& a, uint row, uint block, uint words) {
-    if (a.interleaved != 0) {
-        return a.codes.base + long(block / 2u) * a.codes.s1 + long(row) * a.codes.s2 + long((block & 1u) * words) * a.codes.s3;
+// Four values from states that lie in the lowest 32 bits of a window, the last of which begins it.
+template <uint K>
+static inline void product_values(uint window, uint mask, const device float* table, constant ProductArgs& a, float scale, thread float* w) {
+    if (a.code == CODE_1MAD) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; i++) {
+            w[i] = code_1mad((window >> ((3u - i) * K)) & mask) * scale;
+        }
+    } else {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; i++) {
+            w[i] = code_value((window >> ((3u - i) * K)) & mask, a.code, table) * scale;
+        }
     }
-    return a.codes.base + long(row) * a.codes.s2 + long(block * words) * a.codes.s3;
+    product_stored(a.weight_type, w);
 }
 
-// Four consecutive weights of a block from number t on: from one window of L + 3k ≤ 33 bits, or one each.
-static inline void product_weights(const device uint* codes, const device float* table, constant ProductArgs& a, long in, uint words, uint t, uint bits, float scale, thread float* w) {
+// The same for any k: from one window of L + 3k ≤ 33 bits, or one each.
+static inline void product_weights(const device uint* block, const device float* table, constant ProductArgs& a, uint words, uint t, float scale, thread float* w) {
     const uint mask = (1u << a.state_bits) - 1u;
-    const bool one = a.state_bits + 3u * bits <= 33u;
-    const ulong window = trellis_window(codes, in, a.codes.s3, words, (a.block - 4u - t) * bits);
+    const bool one = a.state_bits + 3u * a.bits <= 33u;
+    const ulong window = trellis_window(block, 0, 1, words, (a.block - 4u - t) * a.bits);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) {
-        uint state = uint(window >> ((3u - i) * bits)) & mask;
+        uint state = uint(window >> ((3u - i) * a.bits)) & mask;
         if (!one) {
-            state = uint(trellis_window(codes, in, a.codes.s3, words, (a.block - 1u - t - i) * bits)) & mask;
+            state = uint(trellis_window(block, 0, 1, words, (a.block - 1u - t - i) * a.bits)) & mask;
         }
-        const float value = code_value(state, a.code, table);
-        const float weight = value * scale;
-        w[i] = canon_factor(stored(weight, a.weight_type));
+        w[i] = code_value(state, a.code, table) * scale;
     }
+    product_stored(a.weight_type, w);
 }
 
-// Coded along the columns: one output per SIMD-group. K = 0 serves any k.
-template <uint K, uint M>
+// How far behind a coded row's first word a block of it begins.
+static inline long product_block(constant ProductArgs& a, uint block, uint words) {
+    if (a.interleaved != 0) {
+        return long(block / 2u) * a.codes.s1 + long((block & 1u) * words);
+    }
+    return long(block * words);
+}
+
+// Coded along the columns: N outputs per SIMD-group. K = 0 serves any k; the others have L + 3K ≤ 32.
+template <uint K, uint M, uint N>
 static inline void product_output(const device float* x, const device uint* codes, const device ushort* scales, const device float* table, device uchar* y, constant ProductArgs& a, uint nth, uint lane) {
     ProductTile p;
-    product_tile(a, nth, a.outputs, 1, M, p);
-    const uint bits = K == 0 ? a.bits : K;
-    const uint words = a.block * bits / 32u;
-    const float scale = from_f16(scales[a.scales.base + long(p.output) * a.scales.s2]);
-    float chain[M];
+    product_tile(a, nth, N, M, p);
+    const uint words = a.block * (K == 0 ? a.bits : K) / 32u;
+    const uint mask = (1u << a.state_bits) - 1u;
+    const device uint* row[N];
+    float scale[N];
 #pragma clang loop unroll(full)
-    for (uint m = 0; m < M; m++) {
-        chain[m] = 0.0f;
+    for (uint n = 0; n < N; n++) {
+        const uint output = min(p.output + n, a.outputs - 1u);
+        row[n] = codes + (a.codes.base + long(output) * a.codes.s2);
+        scale[n] = from_f16(scales[a.scales.base + long(output) * a.scales.s2]);
     }
+    float chain[M * N];
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < M * N; i++) {
+        chain[i] = 0.0f;
+    }
+    const device float* in = x + product_place(p.number, M, 0, lane * 4u, a.cols);
     uint block = 0;
     uint t = lane * 4u;
     for (uint column = lane * 4u; column < a.cols; column += 128u) {
@@ -100,39 +173,61 @@ static inline void product_output(const device float* x, const device uint* code
             t -= a.block;
             block += 1u;
         }
-        float w[4];
-        product_weights(codes, table, a, product_block(a, p.output, block, words), words, t, bits, scale, w);
-        product_columns<M>(x, a, p, column, w, chain);
+        const long at = product_block(a, block, words);
+        float w[4 * N];
+        if (K == 0) {
+#pragma clang loop unroll(full)
+            for (uint n = 0; n < N; n++) {
+                product_weights(row[n] + at, table, a, words, t, scale[n], w + 4 * n);
+            }
+        } else {
+            const uint bit = (a.block - 4u - t) * K;
+            const uint first = bit / 32u;
+            const uint following = first + 1u == words ? 0u : first + 1u;
+            uint lo[N];
+            uint hi[N];
+#pragma clang loop unroll(full)
+            for (uint n = 0; n < N; n++) { // all loads first
+                lo[n] = row[n][at + first];
+                hi[n] = row[n][at + following];
+            }
+#pragma clang loop unroll(full)
+            for (uint n = 0; n < N; n++) {
+                const uint window = uint(((ulong(hi[n]) << 32) | lo[n]) >> (bit % 32u));
+                product_values<K>(window, mask, table, a, scale[n], w + 4 * n);
+            }
+        }
+        product_columns<M, N>(in, w, chain);
+        in += M * 128u;
         t += 128u;
     }
-#pragma clang loop unroll(full)
-    for (uint m = 0; m < M; m++) {
-        product_store(y, a, p, m, p.output, chain[m], lane);
-    }
+    product_store_all<M, N>(y, a, p, chain, lane);
 }
 
 // Coded along the outputs: four outputs per SIMD-group, all in one window of each column.
 template <uint M>
 static inline void product_quad(const device float* x, const device uint* codes, const device ushort* scales, const device float* table, device uchar* y, constant ProductArgs& a, uint nth, uint lane) {
     ProductTile p;
-    product_tile(a, nth, a.outputs / 4u, 4, M, p);
+    product_tile(a, nth, 4, M, p);
     const uint words = a.block * a.bits / 32u;
     const uint block = p.output / a.block;
     const uint t = p.output - block * a.block;
+    const device uint* from = codes + (a.codes.base + product_block(a, block, words));
     float chain[M * 4];
 #pragma clang loop unroll(full)
     for (uint i = 0; i < M * 4; i++) {
         chain[i] = 0.0f;
     }
+    const device float* in = x + product_place(p.number, M, 0, lane * 4u, a.cols);
     for (uint first = lane * 4u; first < a.cols; first += 128u) {
-        for (uint column = first; column < min(first + 4u, a.cols); column++) {
+        for (uint c = 0; c < min(4u, a.cols - first); c++) {
+            const uint column = first + c;
             const float scale = from_f16(scales[a.scales.base + long(column) * a.scales.s2]);
             float w[4];
-            product_weights(codes, table, a, product_block(a, column, block, words), words, t, a.bits, scale, w);
+            product_weights(from + long(column) * a.codes.s2, table, a, words, t, scale, w);
 #pragma clang loop unroll(full)
             for (uint m = 0; m < M; m++) {
-                const uint row = p.first + min(m, p.rows - 1u);
-                const float v = x[ulong(row) * a.cols + column];
+                const float v = in[m * 128u + c];
 #pragma clang loop unroll(full)
                 for (uint i = 0; i < 4; i++) {
                     const float product = v * w[i];
@@ -140,49 +235,76 @@ static inline void product_quad(const device float* x, const device uint* codes,
                 }
             }
         }
+        in += M * 128u;
     }
-#pragma clang loop unroll(full)
-    for (uint i = 0; i < M * 4; i++) {
-        product_store(y, a, p, i / 4u, p.output + i % 4u, chain[i], lane);
-    }
+    product_store_all<M, 4>(y, a, p, chain, lane);
 }
 
-// ---- affine weights: one output per SIMD-group, four indices from one or two words ----
+// ---- affine weights: N outputs per SIMD-group, four indices from one or two words ----
 
-template <uint M>
+template <uint M, uint N>
 static inline void product_affine_output(const device float* x, const device uint* codes, const device uchar* scales, const device uchar* biases, device uchar* y, constant ProductArgs& a, uint nth, uint lane) {
     ProductTile p;
-    product_tile(a, nth, a.outputs, 1, M, p);
-    const long code_in = a.codes.base + long(p.output) * a.codes.s2;
-    const long scale_in = a.scales.base + long(p.output) * a.scales.s2;
-    const long bias_in = a.biases.base + long(p.output) * a.biases.s2;
+    product_tile(a, nth, N, M, p);
     const uint mask = (1u << a.bits) - 1u;
-    float chain[M];
+    const uint group_shift = a.group == 32u ? 5u : a.group == 64u ? 6u : 7u;
+    const device uint* row[N];
+    long scale_in[N];
+    long bias_in[N];
 #pragma clang loop unroll(full)
-    for (uint m = 0; m < M; m++) {
-        chain[m] = 0.0f;
+    for (uint n = 0; n < N; n++) {
+        const uint output = min(p.output + n, a.outputs - 1u);
+        row[n] = codes + (a.codes.base + long(output) * a.codes.s2);
+        scale_in[n] = a.scales.base + long(output) * a.scales.s2;
+        bias_in[n] = a.biases.base + long(output) * a.biases.s2;
     }
+    float chain[M * N];
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < M * N; i++) {
+        chain[i] = 0.0f;
+    }
+    const device float* in = x + product_place(p.number, M, 0, lane * 4u, a.cols);
     for (uint column = lane * 4u; column < a.cols; column += 128u) {
         const uint bit = column * a.bits;
-        const long word = code_in + long(bit >> 5) * a.codes.s3;
-        const uint shift = bit & 31u;
-        ulong window = ulong(codes[word]) >> shift;
-        if (shift + 4u * a.bits > 32u) {
-            window |= ulong(codes[word + a.codes.s3]) << (32u - shift);
-        }
-        const uint group = column / a.group;
-        const float scale = load_float(scales, a.weight_type, scale_in + long(group) * a.scales.s3);
-        const float bias = load_float(biases, a.weight_type, bias_in + long(group) * a.biases.s3);
-        float w[4];
+        const uint word = bit / 32u;
+        const uint shift = bit % 32u;
+        const bool two = shift + 4u * a.bits > 32u;
+        const uint group = column >> group_shift;
+        ulong window[N];
+        float scale[N];
+        float bias[N];
 #pragma clang loop unroll(full)
-        for (uint i = 0; i < 4; i++) {
-            const uint index = uint(window >> (i * a.bits)) & mask;
-            w[i] = canon_factor(affine_weight(index, scale, bias, a.weight_type));
+        for (uint n = 0; n < N; n++) { // all loads first
+            window[n] = ulong(row[n][word]);
+            if (two) {
+                window[n] |= ulong(row[n][word + 1u]) << 32;
+            }
+            scale[n] = load_float(scales, a.weight_type, scale_in[n] + group);
+            bias[n] = load_float(biases, a.weight_type, bias_in[n] + group);
         }
-        product_columns<M>(x, a, p, column, w, chain);
-    }
+        float w[4 * N];
 #pragma clang loop unroll(full)
-    for (uint m = 0; m < M; m++) {
-        product_store(y, a, p, m, p.output, chain[m], lane);
+        for (uint n = 0; n < N; n++) {
+            const uint indices = uint(window[n] >> shift);
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 4; i++) {
+                const uint index = (indices >> (i * a.bits)) & mask;
+                const float number = as_type<float>(index | 0x4b000000u) - 8388608.0f; // 2^23 under it
+                w[4 * n + i] = number * scale[n];
+            }
+            product_stored(a.weight_type, w + 4 * n);
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 4; i++) {
+                w[4 * n + i] = w[4 * n + i] + bias[n];
+            }
+            product_stored(a.weight_type, w + 4 * n);
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 4; i++) {
+                w[4 * n + i] = canon_factor(w[4 * n + i]);
+            }
+        }
+        product_columns<M, N>(in, w, chain);
+        in += M * 128u;
     }
+    product_store_all<M, N>(y, a, p, chain, lane);
 }

@@ -46,6 +46,7 @@ type Variant struct {
 	Dim     int  // row length served, 0: any
 	Size    int  // element size in bytes that copy and mask serve
 	Tile    int  // rows of x that a SIMD-group of a product takes
+	Outputs int  // and outputs
 
 	Params []Param
 	Args   string // the argument struct, bound behind Params
@@ -191,18 +192,18 @@ func makeVariants() []Variant {
 			name = "product_any"
 		}
 		for _, tile := range productTiles {
-			add(Variant{Name: fmt.Sprintf("%s_m%d", name, tile), Family: "product", Op: "product", Bits: k, Tile: tile, Launch: Lanes, Args: "ProductArgs",
-				Params: trellisFactors, call: fmt.Sprintf("product_output<%d, %d>", k, tile)})
+			add(Variant{Name: fmt.Sprintf("%s_m%d", name, tile), Family: "product", Op: "product", Bits: k, Tile: tile, Outputs: tileOutputs(tile), Launch: Lanes, Args: "ProductArgs",
+				Params: trellisFactors, call: fmt.Sprintf("product_output<%d, %d, %d>", k, tile, tileOutputs(tile))})
 		}
 	}
 	for _, tile := range quadTiles {
-		add(Variant{Name: fmt.Sprintf("product_axis0_m%d", tile), Family: "product", Op: "product_axis0", Tile: tile, Launch: Lanes, Args: "ProductArgs",
+		add(Variant{Name: fmt.Sprintf("product_axis0_m%d", tile), Family: "product", Op: "product_axis0", Tile: tile, Outputs: 4, Launch: Lanes, Args: "ProductArgs",
 			Params: trellisFactors, call: fmt.Sprintf("product_quad<%d>", tile)})
 	}
 	for _, tile := range productTiles {
-		add(Variant{Name: fmt.Sprintf("product_affine_m%d", tile), Family: "product", Op: "product_affine", Tile: tile, Launch: Lanes, Args: "ProductArgs",
+		add(Variant{Name: fmt.Sprintf("product_affine_m%d", tile), Family: "product", Op: "product_affine", Tile: tile, Outputs: tileOutputs(tile), Launch: Lanes, Args: "ProductArgs",
 			Params: []Param{{"x", floatsIn}, {"codes", wordsIn}, {"scales", bytesIn}, {"biases", bytesIn}, {"y", bytesOut}},
-			call:   fmt.Sprintf("product_affine_output<%d>", tile)})
+			call:   fmt.Sprintf("product_affine_output<%d, %d>", tile, tileOutputs(tile))})
 	}
 
 	add(Variant{Name: "matrix_input", Family: "matrix", Op: "matrix_input", Launch: Elements, Args: "ProductInputArgs",
@@ -252,11 +253,20 @@ func makeVariants() []Variant {
 	return all
 }
 
-// productTiles and quadTiles are the heights of tiles of rows: of kernels with one output a SIMD-group, and with four.
+// productTiles and quadTiles are the heights of tiles of rows, the latter for weights coded along the outputs.
 var (
 	productTiles = []int{1, 2, 4, 8, 16}
 	quadTiles    = []int{1, 4, 8}
 )
+
+// tileOutputs is how many outputs share the rows that a SIMD-group of a product loads: more of them with more rows,
+// where there is less to gain from more SIMD-groups.
+func tileOutputs(tile int) int {
+	if tile <= 2 {
+		return 2
+	}
+	return 4
+}
 
 // matrixTiles are the heights of tiles of rows of kernels with matrix units.
 var matrixTiles = []int{16, 64}

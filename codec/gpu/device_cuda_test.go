@@ -3,12 +3,16 @@
 package gpu
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/ref"
@@ -116,4 +120,63 @@ func withoutBarrier(s string, nth int) (changed, removed string, err error) {
 	line := strings.Count(at, "\n")
 	statement, after, _ := strings.Cut(barrier+strings.Join(parts[nth+1:], barrier), ";")
 	return before + after, fmt.Sprintf("%s:%d: %s", file, line, statement), nil
+}
+
+// A search of 10^9 weights in one call never has a command buffer above 100 ms, and a context ends it in about that
+// time. With TURBOTRELLIS_LONG.
+func TestLongSearch(t *testing.T) {
+	if os.Getenv("TURBOTRELLIS_LONG") == "" {
+		t.Skip("10^9 weights: set TURBOTRELLIS_LONG")
+	}
+	var s longest
+	b := open(t, Options{}, s.wrap)
+	g := trellis.Geometry{Axis: 1, Out: 244141, In: 4096}
+	x := codec.Tensor{DType: codec.BF16, Shape: []int{g.Out, g.In}, Data: make([]byte, 2*g.Out*g.In)}
+	some := tensor(codec.BF16, normals(1<<20), 1<<20).Data
+	for i := 0; i < len(x.Data); i += len(some) {
+		copy(x.Data[i:], some)
+	}
+	for _, k := range []int{1, 2, 4, 8} {
+		s.most.Store(0)
+		s.runs.Store(0)
+		c := newWeights(t, b, trellis.DefaultParams(k))
+		var m trellis.Matrix
+		start := time.Now()
+		if err := c.Encode(t.Context(), &m, codec.Tensor{}, x, g); err != nil {
+			t.Fatal(err)
+		}
+		took, most := time.Since(start), time.Duration(s.most.Load())
+		ctx, cancel := context.WithCancel(t.Context())
+		var cancelled time.Time
+		time.AfterFunc(500*time.Millisecond, func() { cancelled = time.Now(); cancel() })
+		if err := c.Encode(ctx, &m, codec.Tensor{}, x, g); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		stopped := time.Since(cancelled)
+		t.Logf("k = %d: %d weights in %v, %d command buffers of at most %v; stopped %v after the context", k, g.Out*g.In, took, s.runs.Load(), most, stopped)
+		if most > 100*time.Millisecond || stopped > 200*time.Millisecond {
+			t.Errorf("k = %d: a command buffer of %v, stopped after %v", k, most, stopped)
+		}
+	}
+}
+
+// longest remembers how long the longest run on a device took, by the wall clock.
+type longest struct {
+	gpu.Device
+	most, runs atomic.Int64
+}
+
+func (l *longest) wrap(d gpu.Device) (gpu.Device, error) {
+	l.Device = d
+	return l, nil
+}
+
+func (l *longest) Run(list ...gpu.Dispatch) (time.Duration, error) {
+	start := time.Now()
+	d, err := l.Device.Run(list...)
+	l.runs.Add(1)
+	if took := int64(time.Since(start)); took > l.most.Load() {
+		l.most.Store(took)
+	}
+	return d, err
 }

@@ -95,6 +95,17 @@ func BenchmarkKernels(b *testing.B) {
 		run("Decode/"+name, 2*rows*d, 2*half+kp+vp, func() error { return kv.Decode(y, z, k, v) })
 		run("Unrotate/"+name, rows*d, 2*half, func() error { return kv.Unrotate(w, x) })
 	}
+	for _, L := range []int{9, 10, 11} {
+		p := trellis.DefaultParams(2)
+		p.L = L
+		c := newWeights(b, m, p)
+		g := trellis.Geometry{Axis: 1, Out: min(512, out), In: in}
+		weights := tensor(codec.F32, normals(g.Out*g.In), g.Out, g.In)
+		var small trellis.Matrix
+		run(fmt.Sprintf("EncodeWeights/k=2,L=%d", L), g.Out*g.In, 4*g.Out*g.In, func() error {
+			return c.Encode(context.Background(), &small, codec.Tensor{}, weights, g)
+		})
+	}
 	for _, k := range []int{1, 2, 3, 4, 8} {
 		c := newWeights(b, m, trellis.DefaultParams(k))
 		p := c.Params()

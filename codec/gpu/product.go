@@ -16,6 +16,9 @@ var _ driver.Products = (*weights)(nil)
 // maxGroups bounds the SIMD-groups of a product's dispatch, for their number to fit 32 bits.
 const maxGroups = 1 << 30
 
+// productThreads is a threadgroup of a product: small ones end at more nearly the same time.
+const productThreads = 128
+
 // factors is a matrix that is multiplied with, bound whole for all rows of x.
 type factors struct {
 	need        need // its kernels
@@ -51,13 +54,13 @@ func (e *engine) multiply(y, x codec.Tensor, w *factors) error {
 		args.Y, args.N1, args.N2, args.Row0, args.Rows = s.view[1], s.n1, s.n2, s.row0, s.height
 		args.Outputs, args.Cols, args.YType = uint32(w.outputs), uint32(w.in), dtypes[y.DType]
 		groups := w.outputs // SIMD-groups of a tile of rows, at most
-		if w.axis == 0 {
-			groups /= 4
+		if k.Outputs > 0 {
+			groups = (w.outputs + k.Outputs - 1) / k.Outputs
 		}
 		tiles, most := (s.n+k.Tile-1)/k.Tile, max(1, maxGroups/groups)
 		for first := 0; first < tiles; first += most {
 			args.Tile0, args.Tiles = uint32(first), uint32(min(most, tiles-first))
-			grid, memory := shaders.LaneGrid(groups*int(args.Tiles), k.pipeline.MaxThreads()), 0
+			grid, memory := shaders.LaneGrid(groups*int(args.Tiles), min(productThreads, k.pipeline.MaxThreads())), 0
 			if k.Launch == shaders.Matrices {
 				grid, memory = shaders.MatrixGrid(w.outputs, int(args.Tiles)), shaders.MatrixMemory
 			}
@@ -67,21 +70,22 @@ func (e *engine) multiply(y, x codec.Tensor, w *factors) error {
 	})
 }
 
-// input adds the dispatch that makes x, operand 0, canonical f32 without gaps, as kernel `by` reads it.
+// input adds the dispatch that makes x, operand 0, canonical f32 as kernel `by` reads it.
 func (s *slab) input(by kernel, t codec.DType, dim int) (gpu.Binding, error) {
-	op, rows := "product_input", s.n
+	args := shaders.ProductInputArgs{X: s.view[0], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height, Dim: uint32(dim), XType: dtypes[t], Tile: uint32(by.Tile)}
+	op, rows, floats := "product_input", (s.n+by.Tile-1)/by.Tile*by.Tile, args.Floats()
 	if by.Launch == shaders.Matrices {
 		op, rows = "matrix_input", (s.n+63)/64*64
+		floats = rows * dim
 	}
 	k, err := s.e.kernels.pick(need{op: op})
 	if err != nil {
 		return gpu.Binding{}, err
 	}
-	buf, err := s.buffer(4 * rows * dim)
+	buf, err := s.buffer(4 * floats)
 	if err != nil {
 		return gpu.Binding{}, err
 	}
-	args := shaders.ProductInputArgs{X: s.view[0], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height, Dim: uint32(dim), XType: dtypes[t]}
 	s.add(k, s.n, shaders.ElementGrid(dim, rows, k.pipeline.MaxThreads()), 0, &args, s.at[0], gpu.Binding{Buffer: buf})
 	return gpu.Binding{Buffer: buf}, nil
 }
