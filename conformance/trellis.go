@@ -472,6 +472,17 @@ func trellisCases() []Case {
 			}
 		}
 	}
+	// Every k with the L for which a GPU has kernels of their own.
+	for k := 1; k <= 8; k++ {
+		for l := max(9, k+1); l <= 12; l++ {
+			for _, free := range []bool{false, true} {
+				for _, d := range []string{"normal", "path-ties"} {
+					add(6, trellisCase{op: "EncodeBlocks", params: trellis.Params{L: l, K: k, T: blockLens(k)[0], Code: trellisCodes[t.step()%3], FreeEnds: free},
+						dtype: t.dtype(), layout: inputs[t.step()%4], data: d, n: 5})
+				}
+			}
+		}
+	}
 	// Matrices.
 	for _, k := range []int{1, 2, 3, 4, 6, 8} {
 		for _, code := range trellisCodes {

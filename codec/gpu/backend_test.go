@@ -10,6 +10,7 @@ import (
 	"github.com/turbotrellis/turbotrellis/conformance/conftest"
 	"github.com/turbotrellis/turbotrellis/gpu"
 	"github.com/turbotrellis/turbotrellis/internal/vectors/vectortest"
+	"github.com/turbotrellis/turbotrellis/shaders"
 	"github.com/turbotrellis/turbotrellis/trellis"
 )
 
@@ -69,6 +70,26 @@ func openBackend() (codec.Backend, error) {
 	return Open(deviceName, openDevice, Options{Source: source, families: families})
 }
 
-func TestConformance(t *testing.T) { conftest.Run(t, deviceName, openBackend) }
+// The suite, which in its normal form meets every kernel.
+func TestConformance(t *testing.T) {
+	var s spy
+	conftest.Run(t, deviceName, func() (codec.Backend, error) {
+		return Open(deviceName, func() (gpu.Device, error) {
+			d, err := openDevice()
+			if err != nil {
+				return nil, err
+			}
+			return s.wrap(d)
+		}, Options{Source: source, families: families})
+	})
+	if os.Getenv(conftest.EnvForm) != "normal" || os.Getenv(conftest.EnvFilter) != "" {
+		return
+	}
+	for _, v := range shaders.Variants() {
+		if s.kernels[v.Name] == 0 {
+			t.Errorf("the suite does not meet %s", v.Name)
+		}
+	}
+}
 
 func TestVectors(t *testing.T) { vectortest.Run(t, deviceName, openBackend) }
