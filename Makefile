@@ -1,7 +1,7 @@
 # Everything that CI does has a target here; CI calls only these. CONTRIBUTING.md
 # has a table of the environment variables.
 .DEFAULT_GOAL := help
-.PHONY: help build test race vet typecheck fma fuzz targets hostmetal metal metal-all cuda-check conformance-cuda msl darwin metallib reader-check mlx-check mutate bench bench-compare bench-peers cpu-levels nightly clean
+.PHONY: help build test race vet typecheck fma fuzz targets hostmetal metal metal-all cuda-check conformance-cuda msl darwin metallib reader-check mlx-check quality quality-smoke quality-models mutate bench bench-compare bench-peers cpu-levels nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -129,6 +129,15 @@ reader-check: ## the reader in Python, written from docs/ alone, against the com
 mlx-check: ## affine weights against MLX and mlx-lm from PyPI, on Linux
 	internal/tools/mlx/check.sh build/mlx
 
+quality: ## what coding costs two language models: docs/quality.md and its picture (20 minutes)
+	internal/tools/quality/run.sh build/quality all
+
+quality-smoke: ## the presets on one model, held to what make quality measured
+	internal/tools/quality/run.sh build/quality smoke
+
+quality-models: ## the models of make quality beside llama.cpp
+	internal/tools/quality/run.sh build/quality models
+
 mutate: ## mistakes at random places that the tests must find
 	go run ./internal/tools/mutate $(MUTATE)
 
@@ -157,6 +166,7 @@ nightly: vet typecheck msl cuda-check reader-check mlx-check race metal-all ## t
 	scripts/fma.sh
 	scripts/targets.sh
 	scripts/fuzz.sh 1000000x
+	$(MAKE) quality-models quality-smoke
 	$(MAKE) mutate
 
 clean: ## remove bin/ and build/

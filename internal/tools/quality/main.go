@@ -1,0 +1,278 @@
+// Command quality prints the tables of docs/quality.md from what quality.py measured, or with -w puts them
+// into the page:
+//
+//	go run ./internal/tools/quality [-w]
+//
+// "make quality" runs quality.py, which needs Python and the packages in requirements.txt, then this, then
+// internal/tools/plot.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// row is one measurement of results.json; quality.py says what the fields are.
+type row struct {
+	Model, Text, Setting, Format string
+	Perplexity                   float64
+	KL                           float64 `json:"kl"`
+	Median                       float64 `json:"kl_median"`
+	Top1                         float64 `json:"top1"`
+	BitsStored                   float64 `json:"bits_stored"`
+	BitsLong                     float64 `json:"bits_long"`
+	BitsLimit                    float64 `json:"bits_limit"`
+}
+
+// format is a row of formats.json.
+type format struct {
+	Name    string
+	Preset  string
+	Variant bool // one of the rows that say what a part is worth
+	Flags   []string
+}
+
+// measured is everything in the folder of this tool.
+type measured struct {
+	formats []format
+	rows    []row
+}
+
+var (
+	models = []string{"SmolLM2-135M", "Gemma-3-270M"}
+	texts  = []string{"gpl", "gomem"}
+)
+
+func load(folder string) (measured, error) {
+	var m measured
+	for name, v := range map[string]any{"formats.json": &m.formats, "results.json": &m.rows} {
+		text, err := os.ReadFile(filepath.Join(folder, name))
+		if err != nil {
+			return m, err
+		}
+		if err := json.Unmarshal(text, v); err != nil {
+			return m, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return m, nil
+}
+
+// find returns the measurement of one format, or of none where that is "-".
+func (m measured) find(model, text, setting, format string) (row, error) {
+	for _, r := range m.rows {
+		if r.Model == model && r.Text == text && r.Setting == setting && r.Format == format {
+			return r, nil
+		}
+	}
+	return row{}, fmt.Errorf("results.json has no %s, %s, %s, %s", model, text, setting, format)
+}
+
+// small prints x with two significant digits and without the zero before the point.
+func small(x float64) string {
+	s := fmt.Sprintf("%.4f", x)
+	if x >= 0.01 {
+		s = fmt.Sprintf("%.3f", x)
+	}
+	return strings.TrimPrefix(s, "0")
+}
+
+// pair prints what get finds in the measurements of both texts.
+func (m measured) pair(model, setting, format, verb string, get func(row) float64) (string, error) {
+	var s []string
+	for _, text := range texts {
+		r, err := m.find(model, text, setting, format)
+		if err != nil {
+			return "", err
+		}
+		if verb == "" {
+			s = append(s, small(get(r)))
+		} else {
+			s = append(s, fmt.Sprintf(verb, get(r)))
+		}
+	}
+	if s[0] == s[1] && verb != "" {
+		s = s[:1]
+	}
+	return strings.Join(s, " / "), nil
+}
+
+// table prints the formats that are variants, or that are not, in one setting.
+func (m measured) table(setting string, variant bool) (string, error) {
+	var b strings.Builder
+	b.WriteString("| keys / values | preset | bits |")
+	for _, model := range models {
+		if setting == "prefix" {
+			fmt.Fprintf(&b, " %s: bits of 512, of 1,024 tokens |", model)
+		}
+		fmt.Fprintf(&b, " %s: KL | top-1 |", model)
+	}
+	b.WriteString("\n" + strings.Repeat("|---", strings.Count(b.String(), "|")-1) + "|\n")
+	for _, f := range m.formats {
+		if f.Variant != variant {
+			continue
+		}
+		var limits []string
+		var cells []string
+		for _, model := range models {
+			stored, err := m.find(model, texts[0], "prefix", f.Name) // the same bytes for every text
+			if err != nil {
+				return "", err
+			}
+			if s := fmt.Sprintf("%.2f", stored.BitsLimit); len(limits) == 0 || limits[0] != s {
+				limits = append(limits, s)
+			}
+			if setting == "prefix" {
+				cells = append(cells, fmt.Sprintf("%.2f, %.2f", stored.BitsStored, stored.BitsLong))
+			}
+			kl, err := m.pair(model, setting, f.Name, "", func(r row) float64 { return r.KL })
+			if err != nil {
+				return "", err
+			}
+			top, err := m.pair(model, setting, f.Name, "%.3f", func(r row) float64 { return r.Top1 })
+			if err != nil {
+				return "", err
+			}
+			cells = append(cells, kl, top)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", f.Name, f.Preset, strings.Join(limits, " / "), strings.Join(cells, " | "))
+	}
+	return b.String(), nil
+}
+
+// untouched prints the perplexities.
+func (m measured) untouched() (string, error) {
+	var b strings.Builder
+	b.WriteString("| perplexity | gpl | gomem |\n|---|---|---|\n")
+	for _, model := range models {
+		fmt.Fprintf(&b, "| %s |", model)
+		for _, text := range texts {
+			r, err := m.find(model, text, "untouched", "-")
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(&b, " %.1f |", r.Perplexity)
+		}
+		b.WriteString("\n")
+	}
+	return b.String(), nil
+}
+
+// earlier prints the KL divergences of earlier.json in one setting, and those of results.json divided by them.
+func (m measured) earlier(folder, setting string) (string, error) {
+	old, err := loadEarlier(folder)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	b.WriteString("| keys / values |")
+	for _, model := range models {
+		fmt.Fprintf(&b, " %s: KL | ratio | median | ratio |", model)
+	}
+	b.WriteString("\n" + strings.Repeat("|---", 1+4*len(models)) + "|\n")
+	for _, e := range old {
+		if e.Setting != setting {
+			continue
+		}
+		fmt.Fprintf(&b, "| %s |", e.Format)
+		for _, model := range models {
+			var kl, median, klRatio, medianRatio []string
+			for i, text := range texts {
+				r, err := m.find(model, text, setting, e.Format)
+				if err != nil {
+					return "", err
+				}
+				kl = append(kl, small(e.KL[model][i]))
+				klRatio = append(klRatio, fmt.Sprintf("%.2f", r.KL/e.KL[model][i]))
+				median = append(median, small(e.Median[model][i]))
+				medianRatio = append(medianRatio, fmt.Sprintf("%.2f", r.Median/e.Median[model][i]))
+			}
+			for _, cell := range [][]string{kl, klRatio, median, medianRatio} {
+				fmt.Fprintf(&b, " %s |", strings.Join(cell, " / "))
+			}
+		}
+		b.WriteString("\n")
+	}
+	return b.String(), nil
+}
+
+// earlierRow is a row of earlier.json: means and medians of KL divergences, by model, of both texts.
+type earlierRow struct {
+	Setting, Format string
+	KL              map[string][2]float64 `json:"kl"`
+	Median          map[string][2]float64
+}
+
+func loadEarlier(folder string) ([]earlierRow, error) {
+	text, err := os.ReadFile(filepath.Join(folder, "earlier.json"))
+	if err != nil {
+		return nil, err
+	}
+	var rows []earlierRow
+	return rows, json.Unmarshal(text, &rows)
+}
+
+// fill replaces what stands between <!-- NAME --> and <!-- end --> in page by the tables of those names.
+func fill(page string, m measured, folder string) (string, error) {
+	tables := []struct {
+		name string
+		text func() (string, error)
+	}{
+		{"untouched", m.untouched},
+		{"prefix", func() (string, error) { return m.table("prefix", false) }},
+		{"all", func() (string, error) { return m.table("all", false) }},
+		{"prefix variants", func() (string, error) { return m.table("prefix", true) }},
+		{"all variants", func() (string, error) { return m.table("all", true) }},
+		{"earlier prefix", func() (string, error) { return m.earlier(folder, "prefix") }},
+		{"earlier all", func() (string, error) { return m.earlier(folder, "all") }},
+	}
+	for _, t := range tables {
+		text, err := t.text()
+		if err != nil {
+			return "", err
+		}
+		start := fmt.Sprintf("<!-- %s -->\n", t.name)
+		before, rest, found := strings.Cut(page, start)
+		_, after, closed := strings.Cut(rest, "<!-- end -->\n")
+		if !found || !closed {
+			return "", fmt.Errorf("the page has no table between %q and <!-- end -->", strings.TrimSpace(start))
+		}
+		page = before + start + text + "<!-- end -->\n" + after
+	}
+	return page, nil
+}
+
+func run(root string, write bool) error {
+	folder := filepath.Join(root, "internal", "tools", "quality")
+	m, err := load(folder)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(root, "docs", "quality.md")
+	page, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	filled, err := fill(string(page), m, folder)
+	if err != nil {
+		return err
+	}
+	if write {
+		return os.WriteFile(path, []byte(filled), 0o644)
+	}
+	fmt.Print(filled)
+	return nil
+}
+
+func main() {
+	log.SetFlags(0)
+	write := flag.Bool("w", false, "write docs/quality.md instead of printing it")
+	flag.Parse()
+	if err := run(".", *write); err != nil {
+		log.Fatal(err)
+	}
+}
