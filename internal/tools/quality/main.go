@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -75,11 +76,14 @@ func (m measured) find(model, text, setting, format string) (row, error) {
 // small prints x with two significant digits and without the zero before the point.
 func small(x float64) string {
 	s := fmt.Sprintf("%.4f", x)
-	if x >= 0.01 {
+	if x >= 0.00995 {
 		s = fmt.Sprintf("%.3f", x)
 	}
 	return strings.TrimPrefix(s, "0")
 }
+
+// bits prints x with two decimals, halves up: 4.125 is 4.13.
+func bits(x float64) string { return fmt.Sprintf("%.2f", math.Floor(100*x+0.5+1e-9)/100) }
 
 // pair prints what get finds in the measurements of both texts.
 func (m measured) pair(model, setting, format, verb string, get func(row) float64) (string, error) {
@@ -123,11 +127,11 @@ func (m measured) table(setting string, variant bool) (string, error) {
 			if err != nil {
 				return "", err
 			}
-			if s := fmt.Sprintf("%.2f", stored.BitsLimit); len(limits) == 0 || limits[0] != s {
+			if s := bits(stored.BitsLimit); len(limits) == 0 || limits[0] != s {
 				limits = append(limits, s)
 			}
 			if setting == "prefix" {
-				cells = append(cells, fmt.Sprintf("%.2f, %.2f", stored.BitsStored, stored.BitsLong))
+				cells = append(cells, bits(stored.BitsStored)+", "+bits(stored.BitsLong))
 			}
 			kl, err := m.pair(model, setting, f.Name, "", func(r row) float64 { return r.KL })
 			if err != nil {
