@@ -76,3 +76,43 @@ func TestCentreEdges(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// CentreOf refuses rows that are not what they were, or not rows.
+func TestCentreOf(t *testing.T) {
+	stop := errors.New("stop")
+	times := 0
+	for name, test := range map[string]struct {
+		rows func(yield func([]float32, error) bool)
+		err  error
+	}{
+		"an error":    {func(yield func([]float32, error) bool) { _ = yield([]float32{1}, nil) && yield(nil, stop) }, stop},
+		"a short row": {func(yield func([]float32, error) bool) { _ = yield([]float32{1}, nil) && yield(nil, nil) }, codec.ErrShape},
+		"a row less":  {func(yield func([]float32, error) bool) { times++; _ = times > 1 || yield([]float32{1}, nil) }, codec.ErrShape},
+		"not finite":  {func(yield func([]float32, error) bool) { yield([]float32{float32(math.NaN())}, nil) }, codec.ErrNonFinite},
+		"an error, later": {func(yield func([]float32, error) bool) {
+			times += 10
+			_ = times < 20 && yield([]float32{1}, nil) || yield(nil, stop)
+		}, stop},
+	} {
+		times = 0
+		if _, err := codec.CentreOf(1, test.rows); !errors.Is(err, test.err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	more := 0
+	if _, err := codec.CentreOf(1, func(yield func([]float32, error) bool) {
+		more++
+		for range more {
+			if !yield([]float32{1}, nil) {
+				return
+			}
+		}
+	}); !errors.Is(err, codec.ErrShape) {
+		t.Error(err)
+	}
+	for _, d := range []int{0, -1, codec.MaxHeadDim + 1} {
+		if _, err := codec.CentreOf(d, nil); !errors.Is(err, codec.ErrParams) {
+			t.Errorf("%d elements: %v", d, err)
+		}
+	}
+}

@@ -184,10 +184,10 @@ func (e *encoder) measure() ([]Loss, error) {
 				out.LoadRow(y, i*span.n+r)
 				for j, v := range x {
 					v, e := float64(v), float64(y[j])-float64(v)
-					c.Noise += e * e
+					c.Noise += float64(e * e)
 					c.Worst = max(c.Worst, math.Abs(e))
 					c.sum[j] += v
-					c.squares[j] += v * v
+					c.squares[j] += float64(v * v)
 				}
 			}
 		}

@@ -403,7 +403,8 @@ func TestRowCodeErrors(t *testing.T) {
 		}
 	}
 	src := file(t, nil, clean("k"), clean("v"))
-	for _, e := range []edges{{-1, 0}, {0, -1}, {math.MaxInt32 + 1, 0}} {
+	beyond := int64(math.MaxInt32) + 1 // negative as an int of 32 bits
+	for _, e := range []edges{{-1, 0}, {0, -1}, {int(beyond), 0}} {
 		o := options()
 		o.RawFirst, o.RawLast = e.first, e.last
 		if _, err := encode(t, src, o); !errors.Is(err, ErrArgument) {
