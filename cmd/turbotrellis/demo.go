@@ -28,7 +28,7 @@ import (
 var demoSample []byte
 
 // demoDigests maps a row of the demo to the SHA-256 of its packed bytes:
-// codes, then scales, then zero points. They are made by an implementation in
+// codes, then scales, then zero points or the centre's means and gains. They are made by an implementation in
 // another language (conformance/vectors/oracle).
 //
 //go:embed demo/digests.json
@@ -43,7 +43,7 @@ func newDemo() *cobra.Command {
 
 The real samples are cut from a small language model, the synthetic ones are
 random numbers with outlier channels. For each setting the table shows the bits
-per element, scales included; the size compared with bf16; the error after
+per element, scales and centres included; the size compared with bf16; the error after
 decoding; the speed; and whether the packed bytes are the expected ones, which
 another implementation computed. The demo needs no file and no network.`,
 		Args: exactly(0),
@@ -77,7 +77,7 @@ another implementation computed. The demo needs no file and no network.`,
 type demoRow struct {
 	Sample      string  `json:"sample"`
 	Setting     string  `json:"setting"`
-	Bits        float64 `json:"bits_per_element"` // scales included
+	Bits        float64 `json:"bits_per_element"` // scales and centres included
 	Compression float64 `json:"compression_vs_bf16"`
 	RelError    number  `json:"relative_error"` // ‖decoded − x‖ / ‖x‖
 	SNR         number  `json:"snr_db"`
@@ -171,6 +171,37 @@ func demo(ctx context.Context, b codec.Backend) ([]demoRow, error) {
 				err := kv.EncodeKeys(&k, keys)
 				return [][]byte{k.Codes, k.Scales, k.Zeros}, err
 			}, func(out codec.Tensor) error { return kv.DecodeKeys(out, k) })
+			if err != nil {
+				return nil, err
+			}
+		}
+		for _, format := range []codec.Format{codec.R5, codec.T4, codec.T3} {
+			kv, err := b.KV(codec.KVParams{HeadDim: keys.Dim(), Keys: format, Values: codec.Q8_0, CentreKeys: true})
+			if err != nil {
+				return nil, err
+			}
+			var k codec.Keys
+			err = run(sample+" keys", format.String()+" centred", keys, func() ([][]byte, error) {
+				var err error
+				if k.Centre, err = codec.NewCentre(keys); err == nil {
+					err = kv.EncodeKeys(&k, keys)
+				}
+				return [][]byte{k.Codes, k.Scales, k.Centre.Mean.Data, k.Centre.Gain.Data}, err
+			}, func(out codec.Tensor) error { return kv.DecodeKeys(out, k) })
+			if err != nil {
+				return nil, err
+			}
+		}
+		for _, format := range []codec.Format{codec.R4, codec.T4, codec.T3} {
+			kv, err := b.KV(codec.KVParams{HeadDim: 64, ValueHeadDim: values.Dim(), Keys: codec.Uint8, Values: format})
+			if err != nil {
+				return nil, err
+			}
+			var v codec.Values
+			err = run(sample+" values", format.String(), values, func() ([][]byte, error) {
+				err := kv.EncodeValues(&v, values)
+				return [][]byte{v.Codes, v.Scales}, err
+			}, func(out codec.Tensor) error { return kv.DecodeValues(out, v) })
 			if err != nil {
 				return nil, err
 			}

@@ -12,6 +12,7 @@ import numpy as np
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "conformance/vectors/oracle"))
 import model  # noqa: E402
+import rowcodes  # noqa: E402
 import trellis  # noqa: E402
 from make import read  # noqa: E402
 
@@ -34,6 +35,16 @@ def main():
         for bits, rule in (8, "rms"), (4, "rms"), (4, "search"), (3, "rms"), (3, "search"), (2, "rms"):
             v = model.encode_values(rows(sample["values." + name]), bits, 32, "f16", rule)
             add(f"{name} values/{bits} bits, {rule}", v["codes"], v["scales"])
+        for side, settings in ("keys", (("r5", True), ("t4", True), ("t3", True))), ("values", (("r4", False), ("t4", False), ("t3", False))):
+            x = sample[f"{side}.{name}"].astype(np.float32)
+            heads = x.reshape(-1, *x.shape[-2:])
+            for code, centred in settings:
+                parts = []
+                for h in heads:
+                    c = rowcodes.centre(h) if centred else ()
+                    scales, codes = rowcodes.encode(h, {"r": "levels", "t": "trellis"}[code[0]], int(code[1]), *c)
+                    parts.append((codes, scales, *c))
+                add(f"{name} {side}/{code}" + (" centred" if centred else ""), *(p for same in zip(*parts) for p in same))
     for k, rule in (4, "refit"), (3, "rms"), (2, "rms"):
         scales, _, words = trellis.encode(sample["weights.real"], 12, k, 256, "1mad", "finite", rule)
         add(f"real weights/trellis {k} bits, {rule}", words, scales)

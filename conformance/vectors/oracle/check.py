@@ -1,4 +1,4 @@
-"""Holds model.py and trellis.py against programs of other people.
+"""Holds model.py, trellis.py and rowcodes.py against programs of other people.
 
     python check.py ../../../testdata
 
@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 import model
+import rowcodes
 import trellis
 from model import F
 
@@ -147,6 +148,24 @@ def codes(root):
     report("trellis rows")
 
 
+def row_codes(root):
+    f = read(root / "row_codes.safetensors")
+    for name in f:
+        # dD.{levels,trellis}B[.centred].scales
+        base, _, last = name.rpartition(".")
+        if last != "scales":
+            continue
+        d, code, *centred = base.split(".")
+        x = f[d + ".x"][1]
+        mean, gain = rowcodes.centre(x[4:])
+        same(d + ".centre.mu", mean, words(f[d + ".centre.mu"][1]))
+        same(d + ".centre.gain", gain, words(f[d + ".centre.gain"][1]))
+        scales, codes = rowcodes.encode(x, code[:-1], int(code[-1]), *((mean, gain) if centred else ()))
+        same(name, scales, f[name][1].reshape(-1))
+        same(base + ".codes", codes, f[base + ".codes"][1])
+    report("row codes")
+
+
 if __name__ == "__main__":
     root = pathlib.Path(sys.argv[1])
     hadamard()
@@ -154,3 +173,4 @@ if __name__ == "__main__":
     with np.errstate(over="ignore"):  # f16 infinities are meant
         kv(root)
     codes(root)
+    row_codes(root)
