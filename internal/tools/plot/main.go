@@ -29,22 +29,31 @@ type row struct {
 	BitsLimit                    float64 `json:"bits_limit"`
 }
 
-// series are the formats that a line joins, as internal/tools/quality/formats.json names them.
-var series = []struct {
+// line joins formats, which have the names of internal/tools/quality/formats.json.
+type line struct {
 	name    string
 	color   color.Color
 	shape   draw.GlyphDrawer
+	labels  vg.Point // where a label begins, seen from its point
 	formats []string
-}{
-	{"groups", color.RGBA{0xb0, 0x3a, 0x2e, 0xff}, draw.BoxGlyph{}, []string{"q3_0 / q3_0 search", "q4_0 / q4_0 search", "q8_0 / q3_0", "q8_0 / q4_0 search"}},
-	{"row levels", color.RGBA{0x2e, 0x7d, 0x32, 0xff}, draw.PyramidGlyph{}, []string{"r4 centred / r4", "r5 centred / r4"}},
-	{"row trellis", color.RGBA{0x1a, 0x52, 0x9c, 0xff}, draw.CircleGlyph{}, []string{"t2 centred / t2", "t3 centred / t3", "t4 centred / t4"}},
+}
+
+var series = []line{
+	{"groups", color.RGBA{0xb0, 0x3a, 0x2e, 0xff}, draw.BoxGlyph{}, vg.Point{X: 5, Y: 4}, []string{"q3_0 / q3_0 search", "q4_0 / q4_0 search", "q8_0 / q3_0", "q8_0 / q4_0 search"}},
+	{"row levels", color.RGBA{0x2e, 0x7d, 0x32, 0xff}, draw.PyramidGlyph{}, vg.Point{X: 5, Y: 4}, []string{"r4 centred / r4", "r5 centred / r4"}},
+	{"row trellis", color.RGBA{0x1a, 0x52, 0x9c, 0xff}, draw.CircleGlyph{}, vg.Point{X: -52, Y: -10}, []string{"t2 centred / t2", "t3 centred / t3", "t4 centred / t4"}},
 }
 
 var (
 	models   = []string{"SmolLM2-135M", "Gemma-3-270M"}
-	settings = []struct{ name, title string }{{"prefix", "after a stored prefix"}, {"all", "every token coded"}}
+	settings = []setting{{"prefix", "after a stored prefix", 2e-4, 0.2}, {"all", "every token coded", 2e-3, 1}}
 )
+
+// setting is one of quality.py, with what its panels show.
+type setting struct {
+	name, title string
+	min, max    float64
+}
 
 // points returns the bits of formats in the limit and the mean of their KL divergences over the texts.
 func points(rows []row, model, setting string, formats []string) (plotter.XYs, error) {
@@ -76,40 +85,49 @@ func points(rows []row, model, setting string, formats []string) (plotter.XYs, e
 }
 
 // panel draws one model in one setting.
-func panel(rows []row, model, setting, title string) (*plot.Plot, error) {
+func panel(rows []row, model string, s setting) (*plot.Plot, error) {
 	p := plot.New()
-	p.Title.Text = model + ", " + title
+	p.Title.Text = model + ", " + s.title
 	p.X.Label.Text = "bits per element, in the limit"
 	p.Y.Label.Text = "KL divergence, nats per token"
-	p.X.Min, p.X.Max = 1.8, 7
+	p.X.Min, p.X.Max = 1, 8.2
+	p.X.Tick.Marker = plot.ConstantTicks{{Value: 2, Label: "2"}, {Value: 3, Label: "3"}, {Value: 4, Label: "4"}, {Value: 5, Label: "5"}, {Value: 6, Label: "6"}, {Value: 7, Label: "7"}}
 	p.Y.Scale = plot.LogScale{}
 	p.Y.Tick.Marker = plot.LogTicks{Prec: -1}
-	p.Y.Min, p.Y.Max = 1e-4, 1
+	p.Y.Min, p.Y.Max = s.min, s.max
 	p.Add(plotter.NewGrid())
-	p.Legend.Top = true
-	for _, s := range series {
-		xys, err := points(rows, model, setting, s.formats)
-		if err != nil {
+	p.Legend.Left = true
+	for _, l := range series {
+		if err := l.add(p, rows, model, s.name); err != nil {
 			return nil, err
 		}
-		line, glyphs, err := plotter.NewLinePoints(xys)
-		if err != nil {
-			return nil, err
-		}
-		line.Color, glyphs.Color, glyphs.Shape = s.color, s.color, s.shape
-		labels, err := plotter.NewLabels(plotter.XYLabels{XYs: xys, Labels: s.formats})
-		if err != nil {
-			return nil, err
-		}
-		labels.Offset = vg.Point{X: vg.Points(5), Y: vg.Points(4)}
-		for i := range labels.TextStyle {
-			labels.TextStyle[i].Font.Size = vg.Points(7)
-			labels.TextStyle[i].Color = s.color
-		}
-		p.Add(line, glyphs, labels)
-		p.Legend.Add(s.name, line, glyphs)
 	}
 	return p, nil
+}
+
+// add draws a line and its labels.
+func (l line) add(p *plot.Plot, rows []row, model, setting string) error {
+	xys, err := points(rows, model, setting, l.formats)
+	if err != nil {
+		return err
+	}
+	path, glyphs, err := plotter.NewLinePoints(xys)
+	if err != nil {
+		return err
+	}
+	path.Color, glyphs.Color, glyphs.Shape = l.color, l.color, l.shape
+	labels, err := plotter.NewLabels(plotter.XYLabels{XYs: xys, Labels: l.formats})
+	if err != nil {
+		return err
+	}
+	labels.Offset = l.labels
+	for i := range labels.TextStyle {
+		labels.TextStyle[i].Font.Size = vg.Points(7)
+		labels.TextStyle[i].Color = l.color
+	}
+	p.Add(path, glyphs, struct{ plot.Plotter }{labels}) // a plotter alone: axes that fit the points, not the labels
+	p.Legend.Add(l.name, path, glyphs)
+	return nil
 }
 
 // picture returns an SVG with a panel for each model and setting. Its first comment names the results.
@@ -125,7 +143,7 @@ func picture(results []byte) ([]byte, error) {
 	tiles := draw.Tiles{Rows: len(settings), Cols: len(models), PadX: vg.Points(12), PadY: vg.Points(12)}
 	for i, s := range settings {
 		for j, m := range models {
-			p, err := panel(rows, m, s.name, s.title)
+			p, err := panel(rows, m, s)
 			if err != nil {
 				return nil, err
 			}
