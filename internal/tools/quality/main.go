@@ -1,7 +1,6 @@
-// Command quality prints the tables of docs/quality.md from what quality.py measured, or with -w puts them
-// into the page:
+// Command quality puts what quality.py measured into the tables of docs/quality.md and README.md:
 //
-//	go run ./internal/tools/quality [-w]
+//	go run ./internal/tools/quality
 //
 // "make quality" runs quality.py, which needs Python and the packages in requirements.txt, then this, then
 // internal/tools/plot.
@@ -9,12 +8,12 @@ package main
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"log"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -42,6 +41,7 @@ type format struct {
 type measured struct {
 	formats []format
 	rows    []row
+	before  []earlierRow
 }
 
 var (
@@ -51,7 +51,7 @@ var (
 
 func load(folder string) (measured, error) {
 	var m measured
-	for name, v := range map[string]any{"formats.json": &m.formats, "results.json": &m.rows} {
+	for name, v := range map[string]any{"formats.json": &m.formats, "results.json": &m.rows, "earlier.json": &m.before} {
 		text, err := os.ReadFile(filepath.Join(folder, name))
 		if err != nil {
 			return m, err
@@ -127,7 +127,7 @@ func (m measured) table(setting string, variant bool) (string, error) {
 			if err != nil {
 				return "", err
 			}
-			if s := bits(stored.BitsLimit); len(limits) == 0 || limits[0] != s {
+			if s := bits(stored.BitsLimit); !slices.Contains(limits, s) {
 				limits = append(limits, s)
 			}
 			if setting == "prefix" {
@@ -167,18 +167,14 @@ func (m measured) untouched() (string, error) {
 }
 
 // earlier prints the KL divergences of earlier.json in one setting, and those of results.json divided by them.
-func (m measured) earlier(folder, setting string) (string, error) {
-	old, err := loadEarlier(folder)
-	if err != nil {
-		return "", err
-	}
+func (m measured) earlier(setting string) (string, error) {
 	var b strings.Builder
 	b.WriteString("| keys / values |")
 	for _, model := range models {
 		fmt.Fprintf(&b, " %s: KL | ratio | median | ratio |", model)
 	}
 	b.WriteString("\n" + strings.Repeat("|---", 1+4*len(models)) + "|\n")
-	for _, e := range old {
+	for _, e := range m.before {
 		if e.Setting != setting {
 			continue
 		}
@@ -211,72 +207,101 @@ type earlierRow struct {
 	Median          map[string][2]float64
 }
 
-func loadEarlier(folder string) ([]earlierRow, error) {
-	text, err := os.ReadFile(filepath.Join(folder, "earlier.json"))
-	if err != nil {
-		return nil, err
+// presets prints the formats of presets after a stored prefix.
+func (m measured) presets() (string, error) {
+	var b strings.Builder
+	b.WriteString("| preset | keys / values | bits |")
+	for _, model := range models {
+		fmt.Fprintf(&b, " %s |", model)
 	}
-	var rows []earlierRow
-	return rows, json.Unmarshal(text, &rows)
+	b.WriteString("\n" + strings.Repeat("|---", 3+len(models)) + "|\n")
+	for _, f := range m.formats {
+		if f.Preset == "" {
+			continue
+		}
+		var limits, cells []string
+		for _, model := range models {
+			r, err := m.find(model, texts[0], "prefix", f.Name)
+			if err != nil {
+				return "", err
+			}
+			if s := bits(r.BitsLimit); !slices.Contains(limits, s) {
+				limits = append(limits, s)
+			}
+			kl, err := m.pair(model, "prefix", f.Name, "", func(r row) float64 { return r.KL })
+			if err != nil {
+				return "", err
+			}
+			cells = append(cells, kl)
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.Preset, f.Name, strings.Join(limits, " / "), strings.Join(cells, " | "))
+	}
+	return b.String(), nil
+}
+
+// pages has the tables of each page.
+var pages = map[string][]string{
+	"docs/quality.md": {"untouched", "prefix", "all", "prefix variants", "all variants", "earlier prefix", "earlier all"},
+	"README.md":       {"presets"},
+}
+
+// text returns a table.
+func (m measured) text(name string) (string, error) {
+	switch name {
+	case "untouched":
+		return m.untouched()
+	case "presets":
+		return m.presets()
+	case "earlier prefix", "earlier all":
+		return m.earlier(strings.TrimPrefix(name, "earlier "))
+	}
+	setting, variants := strings.CutSuffix(name, " variants")
+	return m.table(setting, variants)
 }
 
 // fill replaces what stands between <!-- NAME --> and <!-- end --> in page by the tables of those names.
-func fill(page string, m measured, folder string) (string, error) {
-	tables := []struct {
-		name string
-		text func() (string, error)
-	}{
-		{"untouched", m.untouched},
-		{"prefix", func() (string, error) { return m.table("prefix", false) }},
-		{"all", func() (string, error) { return m.table("all", false) }},
-		{"prefix variants", func() (string, error) { return m.table("prefix", true) }},
-		{"all variants", func() (string, error) { return m.table("all", true) }},
-		{"earlier prefix", func() (string, error) { return m.earlier(folder, "prefix") }},
-		{"earlier all", func() (string, error) { return m.earlier(folder, "all") }},
-	}
-	for _, t := range tables {
-		text, err := t.text()
+func (m measured) fill(page string, names []string) (string, error) {
+	for _, name := range names {
+		text, err := m.text(name)
 		if err != nil {
 			return "", err
 		}
-		start := fmt.Sprintf("<!-- %s -->\n", t.name)
+		start := fmt.Sprintf("<!-- %s -->\n", name)
 		before, rest, found := strings.Cut(page, start)
 		_, after, closed := strings.Cut(rest, "<!-- end -->\n")
 		if !found || !closed {
-			return "", fmt.Errorf("the page has no table between %q and <!-- end -->", strings.TrimSpace(start))
+			return "", fmt.Errorf("no table between %q and <!-- end -->", strings.TrimSpace(start))
 		}
 		page = before + start + text + "<!-- end -->\n" + after
 	}
 	return page, nil
 }
 
-func run(root string, write bool) error {
-	folder := filepath.Join(root, "internal", "tools", "quality")
-	m, err := load(folder)
+func run(root string) error {
+	m, err := load(filepath.Join(root, "internal", "tools", "quality"))
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(root, "docs", "quality.md")
-	page, err := os.ReadFile(path)
-	if err != nil {
-		return err
+	for name, tables := range pages {
+		path := filepath.Join(root, name)
+		page, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		filled, err := m.fill(string(page), tables)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if err := os.WriteFile(path, []byte(filled), 0o644); err != nil {
+			return err
+		}
 	}
-	filled, err := fill(string(page), m, folder)
-	if err != nil {
-		return err
-	}
-	if write {
-		return os.WriteFile(path, []byte(filled), 0o644)
-	}
-	fmt.Print(filled)
 	return nil
 }
 
 func main() {
 	log.SetFlags(0)
-	write := flag.Bool("w", false, "write docs/quality.md instead of printing it")
-	flag.Parse()
-	if err := run(".", *write); err != nil {
+	if err := run("."); err != nil {
 		log.Fatal(err)
 	}
 }

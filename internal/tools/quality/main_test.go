@@ -21,18 +21,21 @@ func loadAll(t *testing.T) measured {
 	return m
 }
 
-// TestPage holds the tables of docs/quality.md to results.json.
-func TestPage(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(root, "docs", "quality.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := fill(string(page), loadAll(t), ".")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(page) != want {
-		t.Error("docs/quality.md has other tables than results.json gives: run go run ./internal/tools/quality -w")
+// TestPages holds the tables of the pages to results.json.
+func TestPages(t *testing.T) {
+	m := loadAll(t)
+	for name, tables := range pages {
+		page, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := m.fill(string(page), tables)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if string(page) != want {
+			t.Errorf("%s has other tables than results.json gives: run go run ./internal/tools/quality", name)
+		}
 	}
 }
 
@@ -93,14 +96,10 @@ func near(x, was float64) bool {
 // are within the factor.
 func TestEarlier(t *testing.T) {
 	m := loadAll(t)
-	earlier, err := loadEarlier(".")
-	if err != nil {
-		t.Fatal(err)
-	}
 	compared, ordered := 0, 0
 	for _, model := range models {
 		for i, text := range texts {
-			for _, e := range earlier {
+			for _, e := range m.before {
 				r, err := m.find(model, text, e.Setting, e.Format)
 				if err != nil {
 					t.Fatal(err)
@@ -113,7 +112,7 @@ func TestEarlier(t *testing.T) {
 					t.Errorf("%s: KL divergence %.5f, earlier %.4f", name, r.KL, e.KL[model][i])
 				}
 				compared++
-				for _, o := range earlier {
+				for _, o := range m.before {
 					if o.Setting != e.Setting || o.KL[model][i] < 1.5*e.KL[model][i] {
 						continue
 					}

