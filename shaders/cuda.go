@@ -53,8 +53,11 @@ func (v Variant) cudaSource() string {
 		l.threads = v.maxThreads()
 	}
 	bounds := fmt.Sprint(l.threads)
-	if v.Launch == Blocks && v.Bits != 0 {
-		bounds += ", 2" // threadgroups that the registers of a multiprocessor have to be enough for
+	switch { // threadgroups that the registers of a multiprocessor have to be enough for
+	case v.Launch == Blocks && v.Bits != 0, v.Launch == Matrices && v.Tile <= 16:
+		bounds += ", 2"
+	case v.Launch == Matrices:
+		bounds += ", 1"
 	}
 	fmt.Fprintf(&b, "\nextern \"C\" __global__ void __launch_bounds__(%s) %s(\n", bounds, v.Name)
 	var pass []string

@@ -1,6 +1,6 @@
 // Products with matrix units, in an order that the caller has to allow (numerics §7, codec.Fast). A
-// threadgroup of eight SIMD-groups computes 32 outputs of a tile of 8·T rows of x. Of every 64 columns
-// each SIMD-group takes eight: its lanes decode the weights of one output each, and eight by eight
+// threadgroup of eight SIMD-groups computes 32 outputs of a tile of 8·T rows of x. Of every 256 columns
+// each SIMD-group takes 32: its lanes decode the weights of one output each, and eight by eight
 // matrices of them are multiplied with those of x. At the end the eight sums of an output are added.
 //
 // On CUDA the factors lose all but 10 bits behind the leading one, so both have to be binary16 or
@@ -9,7 +9,8 @@
 #define SIMDGROUP_RIGHT simdgroup_float8x8
 #endif
 
-// Rows of x to canonical f32 without gaps, and rows of zeros up to a multiple of 64.
+// Rows of x to canonical f32, and rows of zeros up to a multiple of 64: blocks of eight rows, and in them the
+// eight columns of each, then the next eight.
 static inline void matrix_factor(const device uchar* x, device float* out, constant ProductInputArgs& a, uint2 at) {
     if (at.x >= a.dim || at.y >= (a.rows + 63u) / 64u * 64u) {
         return;
@@ -19,39 +20,75 @@ static inline void matrix_factor(const device uchar* x, device float* out, const
         const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
         v = canon_factor(load_float(x, a.x_type, row_offset(a.x, row) + long(at.x) * a.x.s3));
     }
-    out[ulong(at.y) * a.dim + at.x] = v;
+    out[ulong(at.y / 8u) * 8u * a.dim + (at.x / 8u) * 64u + (at.y % 8u) * 8u + at.x % 8u] = v;
 }
 
-// Eight trellis weights of a row, coded along the columns, from a column that is a multiple of 8. K = 0
-// serves any k.
+// 32 trellis weights of a row, coded along the columns, from a column that is a multiple of 32. K = 0 serves any k;
+// the others need blocks that are multiples of 32, whose windows of four weights have L + 3K ≤ 28 bits.
 template <uint K>
 struct MatrixTrellis {
     const device uint* codes;
     const device ushort* scales;
     const device float* table;
+    float scale;
+    long in;      // the row's first word
+    uint column;  // of the 32
+    uint words[K + 1];
 
-    inline void eight(constant ProductArgs& a, uint row, uint column, thread float* w) const thread {
-        const uint bits = K == 0 ? a.bits : K;
-        const uint words = a.block * bits / 32u;
+    inline void row(constant ProductArgs& a, uint row) thread {
+        scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
+        in = a.codes.base + long(row) * a.codes.s2;
+    }
+
+    inline long block(constant ProductArgs& a, uint number, uint words) const thread {
+        if (a.interleaved != 0) {
+            return in + long(number / 2u) * a.codes.s1 + long((number & 1u) * words) * a.codes.s3;
+        }
+        return in + long(number * words) * a.codes.s3;
+    }
+
+    inline void load(constant ProductArgs& a, uint first) thread {
+        column = first;
+        if (K != 0) {
+            const uint number = first / a.block;
+            const uint length = a.block / 32u * K;
+            const long from = block(a, number, length);
+            const uint low = (a.block - 32u - (first - number * a.block)) / 32u * K;
+#pragma clang loop unroll(full)
+            for (uint i = 0; i + 1u <= K; i++) {
+                words[i] = codes[from + long(low + i) * a.codes.s3];
+            }
+            words[K] = codes[from + long(low + K == length ? 0u : low + K) * a.codes.s3];
+        }
+    }
+
+    // Number `part` of four times eight.
+    inline void eight(constant ProductArgs& a, uint part, thread float* w) const thread {
         const uint mask = (1u << a.state_bits) - 1u;
-        const bool one = K != 0 || a.state_bits + 3u * bits <= 33u; // L is 16 at most
-        const float scale = from_f16(scales[a.scales.base + long(row) * a.scales.s2]);
 #pragma clang loop unroll(full)
         for (uint n = 0; n < 2; n++) {
-            const uint block = (column + 4u * n) / a.block;
-            const uint t = column + 4u * n - block * a.block;
-            long in = a.codes.base + long(row) * a.codes.s2 + long(block * words) * a.codes.s3;
-            if (a.interleaved != 0) {
-                in = a.codes.base + long(block / 2u) * a.codes.s1 + long(row) * a.codes.s2 + long((block & 1u) * words) * a.codes.s3;
+            uint state[4];
+            if (K != 0) {
+                const uint bit = (28u - 8u * part - 4u * n) * K;
+                const ulong both = ulong(words[bit / 32u]) | (ulong(words[bit / 32u + 1u]) << 32);
+                const uint window = uint(both >> (bit % 32u));
+#pragma clang loop unroll(full)
+                for (uint i = 0; i < 4; i++) {
+                    state[i] = (window >> ((3u - i) * K)) & mask;
+                }
+            } else {
+                const uint length = a.block * a.bits / 32u;
+                const uint at = column + 8u * part + 4u * n;
+                const uint number = at / a.block;
+                const long from = block(a, number, length);
+#pragma clang loop unroll(full)
+                for (uint i = 0; i < 4; i++) {
+                    state[i] = uint(trellis_window(codes, from, a.codes.s3, length, (a.block - 1u - i - (at - number * a.block)) * a.bits)) & mask;
+                }
             }
-            const ulong window = trellis_window(codes, in, a.codes.s3, words, (a.block - 4u - t) * bits);
 #pragma clang loop unroll(full)
             for (uint i = 0; i < 4; i++) {
-                uint state = uint(window >> ((3u - i) * bits)) & mask;
-                if (!one) {
-                    state = uint(trellis_window(codes, in, a.codes.s3, words, (a.block - 1u - t - i) * bits)) & mask;
-                }
-                const float value = code_value(state, a.code, table);
+                const float value = code_value(state[i], a.code, table);
                 const float weight = value * scale;
                 w[4u * n + i] = canon_factor(stored(weight, a.weight_type));
             }
@@ -59,26 +96,42 @@ struct MatrixTrellis {
     }
 };
 
-// Eight affine weights: a unit of `bits` bytes, in at most three words.
+// The same of affine rows, whose groups are multiples of 32: eight weights are `bits` bytes, in at most three words.
 struct MatrixAffine {
     const device uint* codes;
     const device uchar* scales;
     const device uchar* biases;
+    float scale;
+    float bias;
+    uint column;
+    long in;
+    long scale_in;
+    long bias_in;
 
-    inline void eight(constant ProductArgs& a, uint row, uint column, thread float* w) const thread {
-        const uint group = column / a.group;
-        const float scale = load_float(scales, a.weight_type, a.scales.base + long(row) * a.scales.s2 + long(group) * a.scales.s3);
-        const float bias = load_float(biases, a.weight_type, a.biases.base + long(row) * a.biases.s2 + long(group) * a.biases.s3);
-        const uint bit = column * a.bits;
+    inline void row(constant ProductArgs& a, uint row) thread {
+        in = a.codes.base + long(row) * a.codes.s2;
+        scale_in = a.scales.base + long(row) * a.scales.s2;
+        bias_in = a.biases.base + long(row) * a.biases.s2;
+    }
+
+    inline void load(constant ProductArgs& a, uint first) thread {
+        column = first;
+        const uint group = first / a.group;
+        scale = load_float(scales, a.weight_type, scale_in + long(group) * a.scales.s3);
+        bias = load_float(biases, a.weight_type, bias_in + long(group) * a.biases.s3);
+    }
+
+    inline void eight(constant ProductArgs& a, uint part, thread float* w) const thread {
+        const uint bit = (column + 8u * part) * a.bits;
         const uint shift = bit & 31u;
         const uint held = shift + 8u * a.bits;
-        const long in = a.codes.base + long(row) * a.codes.s2 + long(bit >> 5) * a.codes.s3;
-        ulong unit = ulong(codes[in]) >> shift;
+        const long from = in + long(bit >> 5) * a.codes.s3;
+        ulong unit = ulong(codes[from]) >> shift;
         if (held > 32u) {
-            unit |= ulong(codes[in + a.codes.s3]) << (32u - shift);
+            unit |= ulong(codes[from + a.codes.s3]) << (32u - shift);
         }
         if (held > 64u) {
-            unit |= ulong(codes[in + 2 * a.codes.s3]) << (64u - shift);
+            unit |= ulong(codes[from + 2 * a.codes.s3]) << (64u - shift);
         }
 #pragma clang loop unroll(full)
         for (uint i = 0; i < 8; i++) {
@@ -89,41 +142,43 @@ struct MatrixAffine {
 
 // memory holds 256 f32 per SIMD-group: 32 outputs of eight columns, and later of eight rows of x.
 template <uint T, class W>
-static inline void matrix_tile(const thread W& weights, const device float* x, device uchar* y, constant ProductArgs& a, threadgroup float* memory, uint group, uint simd, uint lane) {
+static inline void matrix_tile(thread W& weights, const device float* x, device uchar* y, constant ProductArgs& a, threadgroup float* memory, uint group, uint simd, uint lane) {
     const uint blocks = (a.outputs + 31u) / 32u;
     const uint tile = group / blocks;
     const uint output = (group - tile * blocks) * 32u;
     const uint first = (a.tile0 + tile) * T * 8u;
-    const uint row = min(output + lane, a.outputs - 1u);
+    weights.row(a, min(output + lane, a.outputs - 1u));
     threadgroup float* own = memory + simd * 256u;
     simdgroup_float8x8 sum[4 * T];
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4 * T; i++) {
         sum[i] = simdgroup_float8x8(0.0f);
     }
-    for (uint column = simd * 8u; column < a.cols; column += 64u) {
-        float w[8];
-        weights.eight(a, row, column, w);
+    for (uint column = simd * 32u; column < a.cols; column += 256u) {
+        weights.load(a, column);
 #pragma clang loop unroll(full)
-        for (uint i = 0; i < 8; i++) {
-            own[lane * 8u + i] = w[i];
-        }
-        SIMDGROUP_RIGHT right[T];
-#pragma clang loop unroll(full)
-        for (uint t = 0; t < T; t++) {
-            simdgroup_load(right[t], x + ulong(first + t * 8u) * a.cols + column, ulong(a.cols), ulong2(0), true);
-        }
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-#pragma clang loop unroll(full)
-        for (uint o = 0; o < 4; o++) {
-            simdgroup_float8x8 left;
-            simdgroup_load(left, own + o * 64u, ulong(8));
+        for (uint part = 0; part < 4; part++) {
+            float w[8];
+            weights.eight(a, part, w);
+            *(threadgroup float4*)(own + lane * 8u) = float4(w[0], w[1], w[2], w[3]);
+            *(threadgroup float4*)(own + lane * 8u + 4u) = float4(w[4], w[5], w[6], w[7]);
+            SIMDGROUP_RIGHT right[T];
 #pragma clang loop unroll(full)
             for (uint t = 0; t < T; t++) {
-                simdgroup_multiply_accumulate(sum[o * T + t], left, right[t], sum[o * T + t]);
+                simdgroup_load(right[t], x + ulong(first + t * 8u) * a.cols + (column + part * 8u) * 8u, ulong(8), ulong2(0), true);
             }
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma clang loop unroll(full)
+            for (uint o = 0; o < 4; o++) {
+                simdgroup_float8x8 left;
+                simdgroup_load(left, own + o * 64u, ulong(8));
+#pragma clang loop unroll(full)
+                for (uint t = 0; t < T; t++) {
+                    simdgroup_multiply_accumulate(sum[o * T + t], left, right[t], sum[o * T + t]);
+                }
+            }
+            simdgroup_barrier(mem_flags::mem_threadgroup);
         }
-        simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 #pragma clang loop unroll(full)
     for (uint t = 0; t < T; t++) {
@@ -149,12 +204,18 @@ static inline void matrix_tile(const thread W& weights, const device float* x, d
 
 template <uint K, uint T>
 static inline void matrix_trellis(const device float* x, const device uint* codes, const device ushort* scales, const device float* table, device uchar* y, constant ProductArgs& a, threadgroup float* memory, uint group, uint simd, uint lane) {
-    const MatrixTrellis<K> weights = {codes, scales, table};
+    MatrixTrellis<K> weights;
+    weights.codes = codes;
+    weights.scales = scales;
+    weights.table = table;
     matrix_tile<T>(weights, x, y, a, memory, group, simd, lane);
 }
 
 template <uint T>
 static inline void matrix_affine(const device float* x, const device uint* codes, const device uchar* scales, const device uchar* biases, device uchar* y, constant ProductArgs& a, threadgroup float* memory, uint group, uint simd, uint lane) {
-    const MatrixAffine weights = {codes, scales, biases};
+    MatrixAffine weights;
+    weights.codes = codes;
+    weights.scales = scales;
+    weights.biases = biases;
     matrix_tile<T>(weights, x, y, a, memory, group, simd, lane);
 }

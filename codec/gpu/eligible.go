@@ -67,7 +67,7 @@ var (
 	matrix = []condition{
 		{text: "order fast", call: func(n need) bool { return n.order == codec.Fast }},
 		{text: "5 rows or more", call: func(n need) bool { return n.rows >= 5 }},
-		{text: "columns a multiple of 8", call: func(n need) bool { return n.cols > 0 && n.cols%8 == 0 }},
+		{text: "columns a multiple of 32", call: func(n need) bool { return n.cols > 0 && n.cols%32 == 0 }},
 		{text: "x and weights f16 or bf16", call: func(n need) bool { return narrow(n.x) && narrow(n.w) }},
 		{text: "matrix units", device: func(k *kernels) bool { return k.info.MatrixUnits }},
 		{text: fmt.Sprintf("threadgroups of %d threads and %d bytes", shaders.LaneThreads, shaders.MatrixMemory), fits: func(k *kernels, _ need, c kernel) error {
@@ -80,6 +80,7 @@ var (
 			return nil
 		}},
 	}
+	runs   = condition{text: "blocks multiples of 32", call: func(n need) bool { return n.block%32 == 0 }}
 	search = condition{text: "threads and threadgroup memory for L (shaders.TrellisLaunch)"} // held by weights.viterbi
 )
 
@@ -99,6 +100,9 @@ func conditions(v shaders.Variant) []condition {
 		c = append(c, simd, row)
 	case shaders.Matrices:
 		c = append(append(c, matrix...), simd)
+		if v.Op == "matrix" && v.Bits != 0 {
+			c = append(c, runs)
+		}
 	case shaders.Blocks:
 		c = append(c, simd, search)
 	}

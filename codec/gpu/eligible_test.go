@@ -38,7 +38,7 @@ func TestEligibility(t *testing.T) {
 	small := func(d *fakeDevice) { units(d); d.limit = map[string]int{"matrix_k3_m16": 128} }
 	tight := func(d *fakeDevice) { units(d); d.info.MaxThreadgroupMemory = 4 << 10 }
 	fast := func(m int, change ...func(*need)) need {
-		n := need{op: "matrix", bits: 3, rows: m, cols: 512, x: codec.BF16, w: codec.F16, order: codec.Fast}
+		n := need{op: "matrix", bits: 3, rows: m, cols: 512, block: 64, x: codec.BF16, w: codec.F16, order: codec.Fast}
 		for _, f := range change {
 			f(&n)
 		}
@@ -64,7 +64,8 @@ func TestEligibility(t *testing.T) {
 		{"exact", units, fast(9, func(n *need) { n.order = codec.Exact }), "product_k3_m16", "order fast"},
 		{"x of f32", units, fast(9, func(n *need) { n.x = codec.F32 }), "product_k3_m16", "x and weights f16 or bf16"},
 		{"weights of f32", units, fast(9, affine, func(n *need) { n.w = codec.F32 }), "product_affine_m16", "x and weights f16 or bf16"},
-		{"columns", units, fast(9, func(n *need) { n.cols = 12 }), "product_k3_m16", "columns a multiple of 8"},
+		{"columns", units, fast(9, func(n *need) { n.cols = 48 }), "product_k3_m16", "columns a multiple of 32"},
+		{"blocks", units, fast(9, func(n *need) { n.block = 48 }), "matrix_any_m16", "blocks multiples of 32"},
 		{"no units", func(*fakeDevice) {}, fast(9), "product_k3_m16", "matrix units"},
 		{"threads", small, fast(9), "matrix_any_m16", "threadgroups of 128 threads"},
 		{"memory", tight, fast(9), "product_k3_m16", "4096 bytes of threadgroup memory"},

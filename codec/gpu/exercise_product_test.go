@@ -125,8 +125,8 @@ func (e *exercise) matrices(seed uint64, rows ...int) {
 		e.must(got(y.Tensor, e.place(x, l).Tensor, codec.ProductOptions{Order: codec.Fast}))
 		e.wrote(fmt.Sprintf("%s, %d rows, fast, %v %s", what, n, to, l.name), y, wantY)
 	}
-	for i, k := range []int{2, 3, 4, 8} {
-		p := trellis.Params{L: 9, K: k, T: 32}
+	for i, k := range []int{2, 3, 4, 4} {
+		p := trellis.Params{L: 9, K: k, T: []int{64, 32, 32, 8}[i]} // blocks of 8 take the general kernel
 		g := trellis.Geometry{Axis: 1, Out: 30 + 3*i, In: 64, Interleaved: i%2 == 1}
 		m := &trellis.Matrix{Params: p, Geometry: g, Codes: make([]uint32, g.CodesLen(p)), Scales: make([]uint16, g.Rows())}
 		for i := range m.Codes {

@@ -103,7 +103,7 @@ func (c *weights) MatMul(y, x codec.Tensor, m *trellis.Matrix, o codec.ProductOp
 
 func (c *weights) factors(whole *job, m *trellis.Matrix, o codec.ProductOptions) (*factors, error) {
 	g, p := m.Geometry, c.p
-	w := &factors{need: need{op: "matrix", bits: p.K, w: o.Weights, order: o.Order}, axis: g.Axis, outputs: g.Out, in: g.In}
+	w := &factors{need: need{op: "matrix", bits: p.K, block: p.T, w: o.Weights, order: o.Order}, axis: g.Axis, outputs: g.Out, in: g.In}
 	if g.Axis == 0 {
 		w.need.op = "product_axis0"
 	}

@@ -33,7 +33,7 @@ func needCompiler(t *testing.T) compiler {
 func long() bool { return os.Getenv("TURBOTRELLIS_LONG") != "" }
 
 // slowFamilies are those that take most of the time to compile.
-var slowFamilies = []string{"values", "decode", "product"}
+var slowFamilies = []string{"values", "decode", "product", matrixFamily}
 
 // ptxArch is the first architecture that NVRTC 13 compiles for.
 const ptxArch = "compute_75"
