@@ -110,12 +110,14 @@ prefix, on two small models and two texts (docs/quality.md).
 
 ` + presetsText() + `
 Types t2 to t4 (trellis) and r2 to r5 (levels) code a row with one byte of scale,
-the others groups of 32 or 64. Keys with a row code are centred: the mean of the
-coded tokens of each head is taken out first and each channel is divided by a
-gain, both stored once per head. With a row code the first 4 tokens stay as they
-are. Files without row codes and raw tokens are of version 1, which older
-programs read. Row codes need a head dimension of 32·2^n, or of 12, 20 or 28
-times 2^n that is a multiple of 32; for others choose types of groups.
+the others groups of 32 or 64. A trellis takes several times as long to encode as
+levels and as long to decode (docs/performance.md). Keys with a row code are
+centred: the mean of the coded tokens of each head is taken out first and each
+channel is divided by a gain, both stored once per head. With a row code the
+first 4 tokens stay as they are. Files without row codes and raw tokens are of
+version 1, which older programs read. Row codes need a head dimension of 32·2^n,
+or of 12, 20 or 28 times 2^n that is a multiple of 32; for others choose types of
+groups.
 
 Keys and values are the tensors whose names end in .keys or .k and in .values
 or .v, or those of a prompt cache of mlx-lm, unless --key-names and --value-names
