@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"sync/atomic"
+
+	"github.com/turbotrellis/turbotrellis/codec"
 )
 
 // What is wrong with a call, by class.
@@ -31,6 +33,20 @@ type Layout struct {
 
 	// Memory grows by a half, in multiples of Step tokens; 0 means 256.
 	Step int
+
+	// Memory, if not nil, is where rows lie and what moves them, in place of Go's. Close gives it back.
+	Memory Memory
+}
+
+// Memory holds caches. The backends of package codec/gpu are one: their codecs work on the rows in place, and their
+// kernels move them. A Memory is comparable.
+type Memory interface {
+	// Alloc returns n zeroed bytes that Go can read and write, n at least 1.
+	Alloc(n int) ([]byte, error)
+	// Free gives back what Alloc returned.
+	Free(data []byte) error
+	// Copy copies within memory from Alloc. No copy reads or writes what another writes.
+	Copy(list ...codec.RowCopy) error
 }
 
 const defaultStep = 256
@@ -84,6 +100,7 @@ type store struct {
 	sinks int
 	cols  int
 	data  [][]byte
+	mem   Memory
 }
 
 // New returns an empty cache of n sequences.
@@ -101,23 +118,61 @@ func New(l Layout, n int) (*Batch, error) {
 	for i := range b.seqs {
 		b.seqs[i].row = i
 	}
-	b.store = b.newStore(n, 0)
+	var err error
+	if b.store, err = b.newStore(n, 0); err != nil {
+		return nil, err
+	}
 	return b, nil
 }
 
-func (b *Batch) newStore(rows, cols int) *store {
-	s := &store{rows: rows, heads: b.layout.Heads, sinks: b.layout.Sinks, cols: cols}
+func (b *Batch) newStore(rows, cols int) (*store, error) {
+	s := &store{rows: rows, heads: b.layout.Heads, sinks: b.layout.Sinks, cols: cols, mem: b.layout.Memory}
 	s.refs.Store(1)
 	for _, p := range b.planes {
-		s.data = append(s.data, make([]byte, rows*s.heads*(s.sinks+cols)*p.RowLen))
+		n := rows * s.heads * (s.sinks + cols) * p.RowLen
+		if s.mem == nil || n == 0 {
+			s.data = append(s.data, make([]byte, n))
+			continue
+		}
+		data, err := s.mem.Alloc(n)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%d bytes for the %s of %d tokens: %w", n, p.Name, s.sinks+cols, err), s.release())
+		}
+		s.data = append(s.data, data)
 	}
-	return s
+	return s, nil
+}
+
+// release gives up one use of the memory.
+func (s *store) release() error {
+	if s.refs.Add(-1) > 0 || s.mem == nil {
+		return nil
+	}
+	var err error
+	for _, d := range s.data {
+		if len(d) > 0 {
+			err = errors.Join(err, s.mem.Free(d))
+		}
+	}
+	return err
 }
 
 // at returns n rows of a plane from the given slot of a row and head on: slots 0 to sinks − 1, then the ring.
 func (s *store) at(plane, rowLen, row, head, slot, n int) []byte {
-	start := ((row*s.heads+head)*(s.sinks+s.cols) + slot) * rowLen
-	return s.data[plane][start:][:n*rowLen]
+	return s.data[plane][s.offset(row, head, slot)*rowLen:][:n*rowLen]
+}
+
+// offset returns the number of a slot of a row and head among all of them.
+func (s *store) offset(row, head, slot int) int { return (row*s.heads+head)*(s.sinks+s.cols) + slot }
+
+// Close gives the memory back. The cache must not be used afterwards. It is needed only with Layout.Memory.
+func (b *Batch) Close() error {
+	s := b.store
+	if s == nil {
+		return nil
+	}
+	b.store = nil
+	return s.release()
 }
 
 // Layout returns the layout, with its step filled in.
@@ -161,7 +216,9 @@ func (b *Batch) Append(k, v Data) error {
 	}
 	var room [8][]byte
 	from := append(append(room[:0], k.Planes[:len(b.layout.Keys.Planes)]...), v.Planes[:len(b.layout.Values.Planes)]...)
-	b.reserve(n)
+	if err := b.reserve(n); err != nil {
+		return err
+	}
 	first := b.ring
 	b.ring += n
 	for i := range b.seqs {
@@ -246,7 +303,7 @@ func (b *Batch) check(k, v Data) (n int, err error) {
 }
 
 // reserve makes room for n more columns in memory that is b's alone.
-func (b *Batch) reserve(n int) {
+func (b *Batch) reserve(n int) error {
 	step, cols := b.layout.Step, b.store.cols
 	if need := b.ring + n; need > cols { // by a half at least, so that moving costs a few copies of each row
 		cols = (max(need, cols+cols/2) + step - 1) / step * step
@@ -255,21 +312,28 @@ func (b *Batch) reserve(n int) {
 		cols = min(cols, w)
 	}
 	if cols > b.store.cols || b.store.refs.Load() > 1 {
-		b.replace(b.build(b.all(), b.width, b.ring, cols))
+		return b.rebuild(b.all(), b.width, b.ring, cols)
 	}
+	return nil
 }
 
 // own makes b's memory its own.
-func (b *Batch) own() {
+func (b *Batch) own() error {
 	if b.store.refs.Load() > 1 {
-		b.replace(b.build(b.all(), b.width, b.ring, b.store.cols))
+		return b.rebuild(b.all(), b.width, b.ring, b.store.cols)
 	}
+	return nil
 }
 
-// replace makes b what c is and gives up b's memory.
-func (b *Batch) replace(c *Batch) {
-	b.store.refs.Add(-1)
+// rebuild makes b what build returns and gives up its memory.
+func (b *Batch) rebuild(parts []part, width, ring, cols int) error {
+	c, err := b.build(parts, width, ring, cols)
+	if err != nil {
+		return err
+	}
+	old := b.store
 	*b = *c
+	return old.release()
 }
 
 // part is the first n tokens held of a sequence: all of them, or of a sequence that has dropped none.
@@ -296,13 +360,17 @@ func (p part) split() (sinks, ring, first int) {
 }
 
 // build returns a cache of parts, with at least the given numbers of columns, in memory of its own.
-func (b *Batch) build(parts []part, width, ring, cols int) *Batch {
+func (b *Batch) build(parts []part, width, ring, cols int) (*Batch, error) {
 	for _, p := range parts {
 		_, r, _ := p.split()
 		width, ring = max(width, p.n), max(ring, r)
 	}
 	c := &Batch{layout: b.layout, planes: b.planes, width: width, ring: ring, seqs: make([]sequence, len(parts))}
-	c.store = c.newStore(len(parts), max(cols, ring))
+	var err error
+	if c.store, err = c.newStore(len(parts), max(cols, ring)); err != nil {
+		return nil, err
+	}
+	var list []codec.RowCopy
 	for i, p := range parts {
 		c.seqs[i] = sequence{row: i, seen: p.seen, held: p.n}
 		if p.n < p.held {
@@ -311,18 +379,39 @@ func (b *Batch) build(parts []part, width, ring, cols int) *Batch {
 		sinks, r, first := p.split()
 		from := p.of.store
 		for j, plane := range c.planes {
-			for h := range c.layout.Heads {
-				copy(c.store.at(j, plane.RowLen, i, h, 0, sinks), from.at(j, plane.RowLen, p.row, h, 0, sinks))
-				for done := 0; done < r; {
-					col := (p.of.base + first + done) % from.cols
-					run := min(r-done, from.cols-col)
-					copy(c.store.at(j, plane.RowLen, i, h, c.layout.Sinks+ring-r+done, run), from.at(j, plane.RowLen, p.row, h, c.layout.Sinks+col, run))
-					done += run
-				}
+			list = c.store.add(list, j, plane.RowLen, i, 0, from, p.row, 0, sinks)
+			for done := 0; done < r; {
+				col := (p.of.base + first + done) % from.cols
+				run := min(r-done, from.cols-col)
+				list = c.store.add(list, j, plane.RowLen, i, c.layout.Sinks+ring-r+done, from, p.row, c.layout.Sinks+col, run)
+				done += run
 			}
 		}
 	}
-	return c
+	if len(list) > 0 {
+		if err := c.layout.Memory.Copy(list...); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+	}
+	return c, nil
+}
+
+// add moves n rows of a plane, of all heads, from a slot of a row of one store to one of another: it copies them, or
+// where both are in the same Memory adds the copy to list.
+func (s *store) add(list []codec.RowCopy, plane, rowLen, row, slot int, from *store, fromRow, fromSlot, n int) []codec.RowCopy {
+	if n == 0 || rowLen == 0 {
+		return list
+	}
+	if s.mem == nil || s.mem != from.mem {
+		for h := range s.heads {
+			copy(s.at(plane, rowLen, row, h, slot, n), from.at(plane, rowLen, fromRow, h, fromSlot, n))
+		}
+		return list
+	}
+	return append(list, codec.RowCopy{
+		Dst: s.data[plane][s.offset(row, 0, slot)*rowLen:], Src: from.data[plane][from.offset(fromRow, 0, fromSlot)*rowLen:],
+		Rows: s.heads, Len: n * rowLen, DstStep: (s.sinks + s.cols) * rowLen, SrcStep: (from.sinks + from.cols) * rowLen,
+	})
 }
 
 func (b *Batch) checkSequence(i int) error {
@@ -345,7 +434,7 @@ func Merge(rows ...*Batch) (*Batch, error) {
 		}
 		parts = append(parts, r.all()...)
 	}
-	return rows[0].build(parts, 0, 0, 0), nil
+	return rows[0].build(parts, 0, 0, 0)
 }
 
 // Extend adds the sequences of rows behind those of b. What is wider stays as wide: padding grows and never shrinks.
@@ -353,8 +442,7 @@ func (b *Batch) Extend(rows *Batch) error {
 	if !b.layout.equal(rows.layout) {
 		return fmt.Errorf("%w: the sequences to add have another layout", ErrLayout)
 	}
-	b.replace(b.build(append(b.all(), rows.all()...), b.width, b.ring, b.store.cols))
-	return nil
+	return b.rebuild(append(b.all(), rows.all()...), b.width, b.ring, b.store.cols)
 }
 
 // Extract returns sequence i without its padding, in memory of its own.
@@ -362,7 +450,7 @@ func (b *Batch) Extract(i int) (*Batch, error) {
 	if err := b.checkSequence(i); err != nil {
 		return nil, err
 	}
-	return b.build(b.all()[i:i+1], 0, 0, 0), nil
+	return b.build(b.all()[i:i+1], 0, 0, 0)
 }
 
 // Filter keeps the given sequences, in the given order. An index may repeat, and there may be none. The width stays.
@@ -375,8 +463,7 @@ func (b *Batch) Filter(keep []int) error {
 		}
 		parts[n] = all[i]
 	}
-	b.replace(b.build(parts, b.width, b.ring, b.store.cols))
-	return nil
+	return b.rebuild(parts, b.width, b.ring, b.store.cols)
 }
 
 // Trim takes the last n tokens off every sequence and zeroes their memory. It is ErrIndex if a sequence has fewer,
@@ -396,7 +483,9 @@ func (b *Batch) Trim(n int) error {
 	if n == 0 || len(b.seqs) == 0 {
 		return nil
 	}
-	b.own()
+	if err := b.own(); err != nil {
+		return err
+	}
 	for i := range b.seqs {
 		s := &b.seqs[i]
 		for p, plane := range b.planes {
@@ -427,8 +516,7 @@ func (b *Batch) Truncate(n int) error {
 			return err
 		}
 	}
-	b.replace(b.build(parts, 0, 0, 0))
-	return nil
+	return b.rebuild(parts, 0, 0, 0)
 }
 
 // prefix returns the first n tokens of a part, or all of it if it has fewer.

@@ -84,6 +84,50 @@ type driver struct {
 	k, v   kvcache.Data
 }
 
+// heap is a Memory in Go. What it gives stands alone between guards.
+type heap struct {
+	t    *testing.T
+	live map[*byte][]byte // all of it, by the first byte that was given
+}
+
+func (h *heap) Alloc(n int) ([]byte, error) {
+	if n < 1 {
+		h.t.Errorf("Alloc(%d)", n)
+	}
+	all := bytes.Repeat([]byte{0xa5}, n+16)
+	data := all[8:][:n:n]
+	clear(data)
+	h.live[&data[0]] = all
+	return data, nil
+}
+
+func (h *heap) Free(data []byte) error {
+	all, ok := h.live[&data[0]]
+	if !ok || len(all) != len(data)+16 {
+		h.t.Error("Free of what Alloc did not give")
+		return nil
+	}
+	for i, b := range all {
+		if (i < 8 || i >= len(all)-8) && b != 0xa5 {
+			h.t.Error("a guard was written")
+		}
+	}
+	delete(h.live, &data[0])
+	return nil
+}
+
+func (h *heap) Copy(list ...codec.RowCopy) error {
+	for _, c := range list {
+		if err := c.Validate(); err != nil {
+			h.t.Error(err)
+		}
+		for i := range c.Rows {
+			copy(c.Dst[i*c.DstStep:][:c.Len], c.Src[i*c.SrcStep:])
+		}
+	}
+	return nil
+}
+
 func (d *driver) must(err error) {
 	d.t.Helper()
 	if err != nil {
@@ -353,16 +397,23 @@ func (d *driver) sequence(steps int) {
 		}
 		d.compare(what, x)
 		if len(all) > 5 {
+			d.must(all[0].b.Close())
 			all = slices.Delete(all, 0, 1)
 		}
 	}
 	for _, x := range all { // what was shared has not changed under anyone
 		d.compare("at the end", x)
 	}
+	for _, x := range all {
+		d.must(x.b.Close())
+	}
+	if h, ok := d.layout.Memory.(*heap); ok && len(h.live) > 0 {
+		d.t.Errorf("%d allocations are left", len(h.live))
+	}
 }
 
 // TestBatchModel drives random operations against plain lists of tokens: for every format, with windows 0 to 9
-// and sinks 0 to 4. TURBOTRELLIS_LONG makes it 10^6 sequences of operations.
+// and sinks 0 to 4, every third in a Memory. TURBOTRELLIS_LONG makes it 10^6 sequences of operations.
 func TestBatchModel(t *testing.T) {
 	total := 20_000
 	if os.Getenv("TURBOTRELLIS_LONG") != "" {
@@ -380,10 +431,75 @@ func TestBatchModel(t *testing.T) {
 				l.Sinks = r.IntN(5)
 			}
 			if !t.Run(fmt.Sprintf("%s/seed=%d", name, seed), func(t *testing.T) {
+				if seed%3 == 2 {
+					l.Memory = &heap{t, map[*byte][]byte{}}
+				}
 				(&driver{t: t, r: r, layout: l}).sequence(12)
 			}) {
 				return
 			}
 		}
 	}
+}
+
+// full is a Memory without room, after so many allocations, and with broken copies.
+type full struct {
+	heap
+	left int
+}
+
+var errFull = errors.New("no room")
+
+func (f *full) Alloc(n int) ([]byte, error) {
+	if f.left--; f.left < 0 {
+		return nil, errFull
+	}
+	return f.heap.Alloc(n)
+}
+
+func (f *full) Copy(list ...codec.RowCopy) error {
+	if f.left--; f.left < 0 {
+		return errFull
+	}
+	return f.heap.Copy(list...)
+}
+
+// Whatever of a Memory fails, a cache is as it was and nothing is lost.
+func TestMemoryFails(t *testing.T) {
+	f := formats()["turboquant"]
+	for left := range 40 {
+		mem := &full{heap{t, map[*byte][]byte{}}, left}
+		d := &driver{t: t, r: rand.New(rand.NewPCG(1, 1)), layout: kvcache.Layout{Heads: 2, Keys: f[0], Values: f[1], Step: 4, Memory: mem}}
+		mem.left = 1000
+		x := d.fresh(2)
+		d.append(x, 3)
+		mem.left = left
+		calls := []func() error{
+			func() error { return x.b.Filter([]int{1, 0}) },
+			func() error { b, err := x.b.Extract(1); return errors.Join(err, closed(b)) },
+			func() error { b, err := kvcache.Merge(x.b, x.b); return errors.Join(err, closed(b)) },
+			func() error { return x.b.Truncate(3) },
+		}
+		for i, call := range calls {
+			err := call()
+			if err != nil && !errors.Is(err, errFull) {
+				t.Fatal(err)
+			}
+			if err == nil && i == 0 {
+				slices.Reverse(x.m.seqs)
+			}
+			d.compare(fmt.Sprintf("call %d with %d left", i, left), x)
+		}
+		d.must(x.b.Close())
+		if len(mem.live) > 0 {
+			t.Errorf("with %d left: %d allocations are left", left, len(mem.live))
+		}
+	}
+}
+
+func closed(b *kvcache.Batch) error {
+	if b == nil {
+		return nil
+	}
+	return b.Close()
 }

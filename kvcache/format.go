@@ -1,6 +1,7 @@
 // Package kvcache holds the keys and values of running sequences in any row format: raw tensors, MLX's affine
 // rows, or the packed rows of package codec. A Batch is one layer's cache of several sequences. It moves bytes and
-// computes nothing, so a row's bytes are those that the sequence alone would have.
+// computes nothing, so a row's bytes are those that the sequence alone would have. With Layout.Memory the rows lie in
+// the memory of a GPU backend, whose kernels move them and whose codecs read them in place.
 //
 // Package snapshot stores whole caches in files; package block stores runs of tokens as self-describing frames.
 package kvcache
