@@ -173,6 +173,14 @@ func maskCases() []Case {
 			}
 		}
 	}
+	for tokens := 1; tokens <= 130; tokens++ {
+		c := maskCase{dtype: t.dtype(), layout: writable[t.step()%len(writable)], tokens: tokens, words: (tokens + 31) / 32, data: []string{"any", "ones", "zeros"}[t.step()%3]}
+		add(64, c.make())
+	}
+	for i, dt := range dtypes { // a large vocabulary, and masks narrower and wider
+		c := maskCase{dtype: dt, layout: writable[i%len(writable)], tokens: 151936, words: 4748 + 7*(i-1), shared: i == 2, data: "any"}
+		add(64, c.make())
+	}
 	for _, l := range writable {
 		for _, inPlace := range []bool{false, true} {
 			c := maskCase{dtype: t.dtype(), layout: l, tokens: 70, words: 3, inPlace: inPlace, data: []string{"any", "ones", "zeros"}[t.step()%3]}
