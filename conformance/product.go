@@ -385,6 +385,12 @@ func productCases() []Case {
 		c = productCase{format: formats[5*i%len(formats)], rows: narrow[i%2], geo: trellis.Geometry{Out: 37, In: 384}}
 		add(1, Normal, fast(c, m, narrow[t.step()%2], t.dtype(), "units", "exact"))
 	}
+	for _, k := range []int{2, 3, 4, 5} { // each of the tiles by each of the kernels
+		for _, m := range []int{9, 40} {
+			c := productCase{params: trellis.Params{L: 12, K: k, T: 64}, geo: trellis.Geometry{Axis: 1, Out: 40, In: 320}, weights: codec.BF16}
+			add(6, Normal, fast(c, m, codec.BF16, codec.F32, "wide", "bound"))
+		}
+	}
 	add(1, Normal, fast(productCase{params: trellis.Params{L: 9, K: 8, T: 4}, geo: trellis.Geometry{Axis: 1, Out: 3, In: 12}, weights: codec.BF16}, 9, codec.BF16, codec.F32, "normal", "bound"))
 	add(1, Normal, fast(across(2, 131), 9, codec.BF16, codec.F32, "normal", "bound"))
 	add(1, Normal, fast(along(3, 33), 9, codec.F32, codec.F32, "wide", "bound"))
