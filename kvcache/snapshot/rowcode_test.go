@@ -625,3 +625,28 @@ func TestCancelCentre(t *testing.T) {
 type readerAt func(p []byte, off int64) (int, error)
 
 func (r readerAt) ReadAt(p []byte, off int64) (int, error) { return r(p, off) }
+
+// FuzzReadCentres packs with the centres of arbitrary files: what is taken restores.
+func FuzzReadCentres(f *testing.F) {
+	shape := []int{2, 3, 32}
+	src := file(f, nil, noisy("k", codec.F32, shape, edges{}), noisy("v", codec.F32, shape, edges{}))
+	mean := make([]byte, 2*32)
+	gain := bytes.Repeat([]byte{0, 0x3c}, 32)
+	for _, lead := range []int{1, 2} {
+		f.Add(file(f, nil, tensor{Name: "k.mean", DType: safetensors.F16, Shape: []int{lead, 1, 32}, Data: bytes.Repeat(mean, lead)},
+			tensor{Name: "k.gain", DType: safetensors.F16, Shape: []int{lead, 1, 32}, Data: bytes.Repeat(gain, lead)}))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		centres, err := ReadCentres(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			return
+		}
+		snap, err := encode(t, src, EncodeOptions{Backend: ref.New(), Params: codec.KVParams{Keys: codec.R2, Values: codec.R2, CentreKeys: true}, Centres: centres})
+		if err != nil {
+			return
+		}
+		if _, err := decode(t, snap, DecodeOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
