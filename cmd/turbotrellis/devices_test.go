@@ -70,7 +70,8 @@ func TestKernels(t *testing.T) {
 	}
 	for _, want := range []string{
 		`(?m)^KERNELS +NUMBER +FOR +NEED +ELSE$`,
-		`(?m)^matrix +8 +bits 2, 3, 4, any; rows 16, 64 +order fast; 5 rows or more; .*matrix units.* product$`,
+		`(?m)^matrix +6 +bits 2, 3, 4; rows 16, 64 +order fast; 5 rows or more; .*matrix units.* blocks multiples of 32 +matrix$`,
+		`(?m)^matrix +2 +rows 16, 64 +order fast; 5 rows or more; .*matrix units.* product$`,
 		`(?m)^product +\d+ +bits 2, 3, 4, any; rows .* SIMD-groups of 32 threads +-$`,
 		`(?m)^trellis_expand8 .*columns multiples of 8 +trellis_expand$`,
 		`(?m)^hadamard +1 +- +SIMD-groups of 32 threads; a row of f32 fits threadgroup memory +-$`,
