@@ -53,12 +53,12 @@ func act(text string) error {
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
 		return err
 	}
-	return s.run()
+	return s.run(context.Background())
 }
 
 // run is what is killed, and what finishes afterwards.
-func (s scenario) run() error {
-	ctx, o := context.Background(), run()
+func (s scenario) run(ctx context.Context) error {
+	o := run()
 	o.Force = s.Force
 	if s.Op == "merge" {
 		_, err := Merge(ctx, strings.Split(s.Src, "\n"), s.Out, o)
@@ -212,11 +212,16 @@ func TestKilledAtEveryCall(t *testing.T) {
 				if err := s.check(before, after); err != nil {
 					t.Fatalf("killed at %s, call %d of %d: %v", call, i+1, len(calls), err)
 				}
+				if i%2 == 1 {
+					if err := s.stopped(before, after); err != nil {
+						t.Fatalf("killed at %s, call %d of %d, and a run that was stopped at once: %v", call, i+1, len(calls), err)
+					}
+				}
 				published := false
 				if _, err := os.Lstat(s.Out); err == nil && !s.Force {
 					published = true
 				}
-				if err := s.run(); published != errors.Is(err, fs.ErrExist) || !published && err != nil {
+				if err := s.run(context.Background()); published != errors.Is(err, fs.ErrExist) || !published && err != nil {
 					t.Fatalf("killed at %s, call %d of %d, and run again: %v", call, i+1, len(calls), err)
 				}
 				if !maps.Equal(tree(t, s.Out), after) {
@@ -289,28 +294,48 @@ func mutating(t *testing.T, log string, s scenario) []string {
 	return calls
 }
 
+// stopped runs the scenario until it has put right what the killed run left and no further. An old output is back
+// in its place, and beside a new one nothing is left.
+func (s scenario) stopped(before, after map[string]string) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.run(ctx); err == nil {
+		return errors.New("it came to an end")
+	}
+	s.inject = "" // the old output need not be looked for elsewhere
+	if err := s.check(before, after); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(s.Out + partialSuffix); err == nil && maps.Equal(contents(s.Out), after) {
+		return errors.New("the output is new, and something of the killed run is left")
+	}
+	return nil
+}
+
+// contents returns the files of a directory, or one file, that may not be there.
+func contents(path string) map[string]string {
+	files := map[string]string{}
+	filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(name)
+		rel, _ := filepath.Rel(path, name)
+		files[filepath.ToSlash(rel)] = string(b)
+		return err
+	})
+	return files
+}
+
 // check returns an error if the old output is lost or an output is neither the old nor the new one.
 func (s scenario) check(before, after map[string]string) error {
-	have := func(path string) map[string]string {
-		files := map[string]string{}
-		filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() {
-				return err
-			}
-			b, err := os.ReadFile(name)
-			rel, _ := filepath.Rel(path, name)
-			files[filepath.ToSlash(rel)] = string(b)
-			return err
-		})
-		return files
-	}
 	if _, err := os.Lstat(s.Out); err == nil {
-		if got := have(s.Out); !maps.Equal(got, after) && (before == nil || !maps.Equal(got, before)) {
+		if got := contents(s.Out); !maps.Equal(got, after) && (before == nil || !maps.Equal(got, before)) {
 			return fmt.Errorf("the output is a mixture: %q", slices.Sorted(maps.Keys(got)))
 		}
 		return nil
 	}
-	if before != nil && !(s.inject != "" && maps.Equal(have(filepath.Join(s.Out+partialSuffix, replacedName)), before)) {
+	if before != nil && !(s.inject != "" && maps.Equal(contents(filepath.Join(s.Out+partialSuffix, replacedName)), before)) {
 		return errors.New("the old output is lost")
 	}
 	return nil
