@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -31,6 +32,9 @@ func TestRows(t *testing.T) {
 					if r.rows < c.fewest && r.first+r.rows != c.n || r.rows < 1 || r.rows*rowBytes > max(1<<20, c.fewest*rowBytes) {
 						t.Errorf("span %v of %v", r, c)
 					}
+					if calls > 1 && r.rows > max(c.fewest, (c.n-r.first)/(2*calls)) {
+						t.Errorf("span %v of %v leaves %d calls to wait for", r, c, calls-1)
+					}
 					for i := range r.rows {
 						seen[r.first+i]++
 					}
@@ -51,6 +55,10 @@ func TestRows(t *testing.T) {
 				t.Errorf("at most %d rows per call, want %d", longest, 1<<20/rowBytes)
 			}
 		})
+	}
+	// A backend may have no wishes.
+	if f := newFeeder(codec.Feed{}); f.most != 2<<20 || cap(f.calls) != runtime.GOMAXPROCS(0) {
+		t.Errorf("%d bytes, %d calls", f.most, cap(f.calls))
 	}
 	// Slow calls are cut shorter.
 	f := newFeeder(codec.Feed{Bytes: 1 << 20, Calls: 1})

@@ -15,7 +15,13 @@ import (
 func TestFullDisk(t *testing.T) {
 	if dir := os.Getenv("TURBOTRELLIS_BLOCK_FULL"); dir != "" {
 		signal.Ignore(syscall.SIGXFSZ)
-		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 300, Max: 300}); err != nil {
+		var old syscall.Rlimit
+		if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
+			t.Fatal(err)
+		}
+		// Not to the end of the process, which may have coverage to write.
+		defer syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 300, Max: old.Max}); err != nil {
 			t.Fatal(err)
 		}
 		s := openStore(t, dir, block.StoreOptions{})
