@@ -262,6 +262,9 @@ func affineCases() []Case {
 			add(8, affineCase{op: "Dequantize", format: f, dtype: t.dtype(), dim: f.Group * (1 + t.step()%2), layout: l, data: "codes"})
 		}
 	}
+	for _, op := range []string{"Quantize", "Dequantize"} {
+		add(1, affineCase{op: op, format: affine.RowFormat{Bits: 4, Group: 32}, dtype: codec.F16, dim: 64, layout: shuffled, data: map[string]string{"Quantize": "normal", "Dequantize": "codes"}[op]})
+	}
 	for _, f := range []affine.RowFormat{{}, {Bits: 4}, {Bits: 7, Group: 64}, {Bits: 1, Group: 64}, {Bits: 4, Group: 16}, {Bits: 4, Group: 256}, {Bits: -4, Group: -64}, {Bits: 6, Group: 128}} {
 		cases = append(cases, Case{Op: "Affine", Name: fmt.Sprintf("Affine(bits=%d,group=%d)", f.Bits, f.Group), short: true, run: func(e *env) *Failure {
 			_, want := e.ref.Affine(f)

@@ -42,6 +42,9 @@ var layouts = []layout{
 	{name: "window", lead: []int{4}, stride: func(d int) ([]int, int) { return []int{d / 2, 1}, 0 }, repeat: true},
 }
 
+// shuffled has five leading dimensions of which no two are one: devices copy its rows.
+var shuffled = layout{name: "shuffled", lead: []int{2, 2, 2, 2, 2}, stride: func(d int) ([]int, int) { return []int{d, 8 * d, 2 * d, 16 * d, 4 * d, 1}, 0 }}
+
 func (l layout) rows() int {
 	n := 1
 	for _, d := range l.lead {

@@ -342,7 +342,7 @@ func productCases() []Case {
 		}
 	}
 	for _, k := range []int{1, 2, 3, 4, 5, 6, 7, 8} {
-		for _, m := range []int{1, 5} {
+		for _, m := range []int{1, 2, 3, 5, 9} { // a kernel's tile of rows each
 			add(4, Normal, with(along(k, 7), m, data[t.step()%6], ""))
 			add(4, Normal, with(across(k, 37), m, data[t.step()%6], ""))
 		}

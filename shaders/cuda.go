@@ -54,7 +54,7 @@ func (v Variant) cudaSource() string {
 	}
 	bounds := fmt.Sprint(l.threads)
 	switch { // threadgroups that the registers of a multiprocessor have to be enough for
-	case v.Launch == Blocks && v.Bits != 0, v.Launch == Matrices && v.Tile <= 16:
+	case v.Launch == Blocks && v.Bits != 0, v.Launch == Matrices && v.Tile <= 16, v.Tile*v.Outputs >= 64:
 		bounds += ", 2"
 	case v.Launch == Matrices:
 		bounds += ", 1"

@@ -51,6 +51,15 @@ static inline void product_store(device uchar* y, constant ProductArgs& a, const
     }
 }
 
+// Keeps the SIMD-groups of a threadgroup at the same columns where a tile of x is larger than a cache: then
+// one of them brings what all of them read. Every thread calls it as often.
+template <uint M>
+static inline void product_together() {
+    if (M >= 8) {
+        threadgroup_barrier(mem_flags::mem_none);
+    }
+}
+
 // Four columns of M rows by the weights of N outputs: one product and one sum after the other in each chain.
 template <uint M, uint N>
 static inline void product_columns(const device float* x, const thread float* w, thread float* chain) {
@@ -168,7 +177,11 @@ static inline void product_output(const device float* x, const device uint* code
     const device float* in = x + product_place(p.number, M, 0, lane * 4u, a.cols);
     uint block = 0;
     uint t = lane * 4u;
-    for (uint column = lane * 4u; column < a.cols; column += 128u) {
+    for (uint part = 0; part < a.cols; part += 128u) {
+        product_together<M>();
+        if (part + lane * 4u >= a.cols) {
+            continue;
+        }
         while (t >= a.block) {
             t -= a.block;
             block += 1u;
@@ -264,7 +277,12 @@ static inline void product_affine_output(const device float* x, const device uin
         chain[i] = 0.0f;
     }
     const device float* in = x + product_place(p.number, M, 0, lane * 4u, a.cols);
-    for (uint column = lane * 4u; column < a.cols; column += 128u) {
+    for (uint part = 0; part < a.cols; part += 128u) {
+        product_together<M>();
+        const uint column = part + lane * 4u;
+        if (column >= a.cols) {
+            continue;
+        }
         const uint bit = column * a.bits;
         const uint word = bit / 32u;
         const uint shift = bit % 32u;

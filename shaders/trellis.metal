@@ -207,10 +207,10 @@ static inline uint trellis_slot_of(uint r) {
 template <uint K>
 static inline uint trellis_place(uint column, uint slot) {
     const uint spread = (column >> (K == 2 ? 2u : 1u)) & 7u;
-    return (((column * 4u + (slot >> 2)) ^ spread) << 2) | (slot & 3u);
+    return (((column * 4u + (slot >> 2)) ^ spread) << 4) | ((slot & 3u) << 2); // in bytes
 }
 
-// What a thread knows of its place. The best metrics of a round take `room` floats, twice.
+// What a thread knows of its place. The best metrics of a round take `room` bytes, twice.
 struct TrellisThread {
     uint L;
     uint rounds;
@@ -242,13 +242,13 @@ static inline void trellis_thread(constant TrellisEncodeArgs& a, uint thread_ind
         h.u = h.group | (h.share << (h.L - K));
     }
     const uint columns = h.L - 4u > K ? 1u << (h.L - 4u - K) : 1u;
-    h.room = h.subs * columns * 16u;
+    h.room = h.subs * columns * 64u;
     h.base = h.sub * columns;
 }
 
 // Stores the best of this thread's groups.
 template <uint K>
-static inline void trellis_pass_on(threadgroup float* next, const thread TrellisThread& h, const thread float* best) {
+static inline void trellis_pass_on(threadgroup uchar* next, const thread TrellisThread& h, const thread float* best) {
     const uint left = h.L - 4u > K ? h.L - 4u - K : 0u; // log2 of the columns
     const uint last = (1u << left) - 1u;
     if (K == 1) { // S = 2: group h'·2^(L−3) + 2u + l of rest 2h' + l
@@ -260,17 +260,17 @@ static inline void trellis_pass_on(threadgroup float* next, const thread Trellis
     } else if (K == 2) { // S = 2: group 4u + rest
 #pragma clang loop unroll(full)
         for (uint rest = 0; rest < 4; rest++) {
-            next[trellis_place<K>(h.base + ((4u * h.u + rest) & last), (4u * h.u) >> left)] = best[rest];
+            *(threadgroup float*)(next + trellis_place<K>(h.base + ((4u * h.u + rest) & last), (4u * h.u) >> left)) = best[rest];
         }
     } else if (K == 3) { // group rest·2^(L−4) + u
         *(threadgroup float2*)(next + trellis_place<K>(h.base + (h.u & last), (h.u >> left) * 2u)) = float2(best[0], best[1]);
     } else if (K == 4) {
-        next[trellis_place<K>(h.base + (h.u & last), h.u >> left)] = best[0];
+        *(threadgroup float*)(next + trellis_place<K>(h.base + (h.u & last), h.u >> left)) = best[0];
     } else {
         const uint copies = h.L - 4u > K ? 1u : 1u << (K + 4u - h.L);
         if (h.share < copies) {
             const uint slot = h.L - 4u > K ? h.group >> left : h.group * copies + h.share;
-            next[trellis_place<K>(h.base + (h.group & last), slot)] = best[0];
+            *(threadgroup float*)(next + trellis_place<K>(h.base + (h.group & last), slot)) = best[0];
         }
     }
 }
@@ -327,11 +327,14 @@ static inline void trellis_store_back(device uchar* back, const thread TrellisTh
 
 // Takes one round through S emissions and the S − 1 transitions between them: v becomes the metrics after number S − 1.
 template <uint K, uint S>
-static inline void trellis_steps(const device float* samples, const threadgroup float* now, const thread uint* from, const thread TrellisThread& h, const thread float* f, const thread float* squares, thread float* v, thread uint& word) {
+static inline void trellis_steps(const device float* samples, const threadgroup uchar* now, const thread uint* from, const thread TrellisThread& h, const thread float* f, const thread float* squares, thread float* v, thread uint& word) {
     float x[S];
-#pragma clang loop unroll(full)
-    for (uint i = 0; i < S; i++) {
-        x[i] = samples[i];
+    if (S == 2) { // a block is a multiple of 16 long, and so is half of it of 8
+        const float2 both = *(const device float2*)samples;
+        x[0] = both.x;
+        x[S - 1] = both.y;
+    } else {
+        x[0] = samples[0];
     }
     float before[16];
 #pragma clang loop unroll(full)
@@ -392,7 +395,7 @@ static inline void trellis_last(const thread float* v, const thread TrellisThrea
 // The forward pass of all rounds. What trellis_last leaves lies where the next metrics of the round would. Ends with a
 // barrier.
 template <uint K, uint S>
-static inline void trellis_forward(const thread TrellisSlot& s, constant TrellisEncodeArgs& a, const thread TrellisPass& p, const thread TrellisThread& h, const thread float* f, const thread float* squares, threadgroup float* memory, uint thread_index, uint threads) {
+static inline void trellis_forward(const thread TrellisSlot& s, constant TrellisEncodeArgs& a, const thread TrellisPass& p, const thread TrellisThread& h, const thread float* f, const thread float* squares, threadgroup uchar* memory, uint thread_index, uint threads) {
     const uint rests = K < 4 ? 16u >> K : 1u;
     const uint chunks = a.block / S;
     const uint row = trellis_row<K, S>(threads);
@@ -459,7 +462,7 @@ static inline void trellis_forward(const thread TrellisSlot& s, constant Trellis
 // a row has words (K > 4: bytes), 32 at most, trace a block. Rows do not depend on the path, so that several are
 // loaded ahead of it.
 template <uint K, uint S>
-static inline void trellis_trace(const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint to, const thread TrellisThread& h, const threadgroup float* memory, uint thread_index, uint threads, uint lane) {
+static inline void trellis_trace(const thread TrellisSlot& s, constant TrellisEncodeArgs& a, uint to, const thread TrellisThread& h, const threadgroup uchar* memory, uint thread_index, uint threads, uint lane) {
     const uint parts = K <= 2 || K == 5 ? 4u : K <= 4 || K == 6 ? 2u : 1u; // words or bytes a lane holds of a row, at most
     const uint ahead = parts == 4 ? 4u : 8u;                               // rows
     const uint chunks = a.block / S;
@@ -561,8 +564,8 @@ static inline void trellis_encode_blocks(const device uchar* w, const device ush
         for (uint pass = a.tail_biting != 0 ? 0 : 1; pass < 2; pass++) {
             TrellisPass p;
             trellis_pass(a, pass, p);
-            trellis_forward<K, S>(s, a, p, h, f, squares, memory, thread_index, threads);
-            trellis_trace<K, S>(s, a, p.to, h, memory, thread_index, threads, lane);
+            trellis_forward<K, S>(s, a, p, h, f, squares, (threadgroup uchar*)memory, thread_index, threads);
+            trellis_trace<K, S>(s, a, p.to, h, (const threadgroup uchar*)memory, thread_index, threads, lane);
             threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
         }
         trellis_write(codes, states, s, a, b, held, thread_index, threads);
