@@ -39,8 +39,8 @@ func BenchmarkKernels(b *testing.B) {
 	m := open(b, Options{}, s.wrap)
 	rows := 1 << 10
 	out, in := 64, 512
-	if os.Getenv("TURBOTRELLIS_LONG") != "" {
-		rows, out, in = 1<<19, 14336, 4096
+	if os.Getenv("TURBOTRELLIS_LONG") != "" { // 16 matrices of 14336 outputs, for caches to be of no use
+		rows, out, in = 1<<19, 16*14336, 4096
 	}
 	run := func(name string, elements, bytes int, call func() error) {
 		b.Run(name, func(b *testing.B) {
@@ -119,7 +119,7 @@ func BenchmarkKernels(b *testing.B) {
 			big = trellis.Matrix{Params: p, Geometry: trellis.Geometry{Axis: 1, Out: out, In: in, Interleaved: interleaved}}
 			big.Codes, big.Scales = make([]uint32, big.Geometry.CodesLen(p)), make([]uint16, out)
 			for i := range big.Codes {
-				big.Codes[i] = small.Codes[i%len(small.Codes)]
+				big.Codes[i] = uint32(i) * 0x9e3779b9
 			}
 			for i := range big.Scales {
 				big.Scales[i] = 0x3c00
@@ -142,10 +142,9 @@ func BenchmarkKernels(b *testing.B) {
 		b.Fatal(err)
 	}
 	weights := codec.NewTensor(codec.BF16, out, in)
-	for i, v := range normals(1 << 16) {
-		for j := i; j < out*in; j += 1 << 16 {
-			codec.BF16.Store(weights.Data[2*j:], v)
-		}
+	some := tensor(codec.BF16, normals(1<<15), 1<<15).Data
+	for i := 0; i < len(weights.Data); i += len(some) {
+		copy(weights.Data[i:], some)
 	}
 	var a codec.AffineRows
 	bytes := out * in * 9 / 16
