@@ -125,6 +125,7 @@ var checks = map[string]func(*exercise){
 		e.blocks(trellis.Params{L: 8, K: 1, T: 32, FreeEnds: true}, codec.F32, []int{33}, 7)
 		e.blocks(trellis.Params{L: 5, K: 4, T: 32, Code: trellis.ThreeInst}, codec.F16, []int{9}, 4)
 		e.blocks(trellis.Params{L: 8, K: 2, T: 64}, codec.F32, []int{100}, 5)
+		e.blocks(trellis.Params{L: 7, K: 2, T: 64}, codec.F32, []int{100}, 5)
 		e.blocks(trellis.Params{L: 6, K: 1, T: 64}, codec.F16, []int{9}, 4)
 	},
 	"products": func(e *exercise) {
@@ -288,7 +289,7 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"*a chain swapped", "const float sum = tree_sum(chain);", "const float sum = tree_sum(simd_shuffle(chain, ushort(lane < 2u ? lane ^ 1u : lane)));", "products"},
 	{"tree of chains folded otherwise", "const float sum = tree_sum(chain);", "float sum = chain;\nfor (ushort mask = 1; mask < 32; mask <<= 1) {\nconst float other = simd_shuffle_xor(sum, mask);\nsum = sum + other;\n}", "products"},
 	{"product contracted", "const float product = v * w[i];\n                    chain[m * 4 + i] = chain[m * 4 + i] + product;", "chain[m * 4 + i] = fma(v, w[i], chain[m * 4 + i]);", "products"},
-	{"tail of columns dropped", "for (uint column = lane * 4u; column < a.cols; column += 128u) {", "for (uint column = lane * 4u; column + 128u <= a.cols + lane * 4u; column += 128u) {", "products"},
+	{"tail of columns dropped", "if (part + lane * 4u >= a.cols) {", "if (part + 128u > a.cols) {", "products"},
 	{"affine edge of the other sign", "scale = from_low ? scale : -scale;", "scale = from_low ? -scale : scale;", "products"},
 	{"affine scale of its floor", "scale = scale < 1e-7f ? 1e-7f : scale;", "scale = max(scale, 1e-3f);", "products"},
 	{"index off by one", "index = index > most ? most : index;", "index = index + 1.0f > most ? most : index + 1.0f;", "products"},

@@ -10,7 +10,7 @@ import (
 
 // Every k and every L that has a kernel of its own, with several rounds of blocks, the last of which are missing.
 func TestSearches(t *testing.T) {
-	for _, rounds := range []int{1, 3} {
+	for _, rounds := range []int{1, 2, 3} {
 		t.Run(fmt.Sprintf("rounds=%d", rounds), func(t *testing.T) {
 			defer func(n, m int) { searchRounds, searchSlots = n, m }(searchRounds, searchSlots)
 			searchRounds, searchSlots = rounds, 2

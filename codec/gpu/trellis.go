@@ -57,11 +57,15 @@ func (c *weights) viterbi(blocks int) (k kernel, l shaders.TrellisPlan, slots in
 	if n := c.e.info.Cores; n > 0 {
 		most = coreSlots * n
 	}
+	rounds := searchRounds
+	if c.p.L <= 10 { // more back-pointers than a cache holds cost more than barriers
+		rounds = min(rounds, 2)
+	}
 	if searchSlots > 0 {
 		most = searchSlots
 	}
 	for threads := e.info.MaxThreads[0]; threads >= simdWidth; {
-		l := shaders.TrellisLaunch(c.p.L, c.p.K, c.p.T, blocks, most, searchRounds, threads, e.info.MaxThreadgroupMemory)
+		l := shaders.TrellisLaunch(c.p.L, c.p.K, c.p.T, blocks, most, rounds, threads, e.info.MaxThreadgroupMemory)
 		k, err := e.kernels.named(l.Kernel)
 		if err != nil {
 			return kernel{}, l, 0, err
