@@ -392,6 +392,13 @@ func productCases() []Case {
 		}
 	}
 	add(1, Normal, fast(productCase{params: trellis.Params{L: 9, K: 8, T: 4}, geo: trellis.Geometry{Axis: 1, Out: 3, In: 12}, weights: codec.BF16}, 9, codec.BF16, codec.F32, "normal", "bound"))
+	for _, k := range []int{2, 3, 4, 5} {
+		for _, m := range []int{9, 33} { // a kernel's tile of rows each
+			c := along(k, 33)
+			c.weights = codec.F16
+			add(6, Normal, fast(c, m, codec.BF16, codec.F32, "normal", "bound"))
+		}
+	}
 	add(1, Normal, fast(across(2, 131), 9, codec.BF16, codec.F32, "normal", "bound"))
 	add(1, Normal, fast(along(3, 33), 9, codec.F32, codec.F32, "wide", "bound"))
 	for _, g := range []trellis.Geometry{{Axis: 1, Out: 3, In: 0}, {Axis: 0, Out: 64, In: 0}, {Axis: 1, Out: 0, In: 64}} {

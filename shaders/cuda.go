@@ -54,8 +54,10 @@ func (v Variant) cudaSource() string {
 	}
 	bounds := fmt.Sprint(l.threads)
 	switch { // threadgroups that the registers of a multiprocessor have to be enough for
-	case v.Launch == Blocks && v.Bits != 0, v.Launch == Matrices && v.Tile <= 16, v.Tile*v.Outputs >= 64:
+	case v.Launch == Blocks && v.Bits != 0, v.Launch == Matrices && v.Tile <= 16:
 		bounds += ", 2"
+	case v.Tile*v.Outputs >= 64: // sums in registers; products have threadgroups of 128
+		bounds = "128, 3"
 	case v.Launch == Matrices:
 		bounds += ", 1"
 	}

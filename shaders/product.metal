@@ -154,6 +154,39 @@ static inline long product_block(constant ProductArgs& a, uint block, uint words
     return long(block * words);
 }
 
+// Where a lane is in a coded row: weight t of a block, or beyond it.
+struct ProductPlace {
+    uint block;
+    uint t;
+};
+
+static inline void product_reach(constant ProductArgs& a, thread ProductPlace& at) {
+    while (at.t >= a.block) {
+        at.t -= a.block;
+        at.block += 1u;
+    }
+}
+
+// Loads the two words of each output that four weights lie in, where there are any; they begin at the bit that is
+// returned.
+template <uint K, uint N>
+static inline uint product_load(const device uint* const thread* row, uint words, constant ProductArgs& a, thread ProductPlace& at, bool some, thread uint* lo, thread uint* hi) {
+    if (!some) {
+        return 0;
+    }
+    product_reach(a, at);
+    const uint bit = (a.block - 4u - at.t) * K;
+    const uint first = bit / 32u;
+    const uint following = first + 1u == words ? 0u : first + 1u;
+    const long begin = product_block(a, at.block, words);
+#pragma clang loop unroll(full)
+    for (uint n = 0; n < N; n++) {
+        lo[n] = row[n][begin + first];
+        hi[n] = row[n][begin + following];
+    }
+    return bit % 32u;
+}
+
 // Coded along the columns: N outputs per SIMD-group. K = 0 serves any k; the others have L + 3K ≤ 32.
 template <uint K, uint M, uint N>
 static inline void product_output(const device float* x, const device uint* codes, const device ushort* scales, const device float* table, device uchar* y, constant ProductArgs& a, uint nth, uint lane) {
@@ -175,44 +208,50 @@ static inline void product_output(const device float* x, const device uint* code
         chain[i] = 0.0f;
     }
     const device float* in = x + product_place(p.number, M, 0, lane * 4u, a.cols);
-    uint block = 0;
-    uint t = lane * 4u;
+    ProductPlace at;
+    at.block = 0;
+    at.t = lane * 4u;
+    uint lo[N];
+    uint hi[N];
+#pragma clang loop unroll(full)
+    for (uint n = 0; n < N; n++) {
+        lo[n] = 0;
+        hi[n] = 0;
+    }
+    uint shift = 0;
+    if (K != 0) {
+        shift = product_load<K, N>(row, words, a, at, lane * 4u < a.cols, lo, hi);
+    }
     for (uint part = 0; part < a.cols; part += 128u) {
         product_together<M>();
-        if (part + lane * 4u >= a.cols) {
-            continue;
-        }
-        while (t >= a.block) {
-            t -= a.block;
-            block += 1u;
-        }
-        const long at = product_block(a, block, words);
+        const bool some = part + lane * 4u < a.cols;
         float w[4 * N];
         if (K == 0) {
+            if (some) {
+                product_reach(a, at);
+#pragma clang loop unroll(full)
+                for (uint n = 0; n < N; n++) {
+                    product_weights(row[n] + product_block(a, at.block, words), table, a, words, at.t, scale[n], w + 4 * n);
+                }
+                at.t += 128u;
+            }
+        } else { // the next codes are on their way while these are multiplied
+            uint window[N];
 #pragma clang loop unroll(full)
             for (uint n = 0; n < N; n++) {
-                product_weights(row[n] + at, table, a, words, t, scale[n], w + 4 * n);
+                window[n] = uint(((ulong(hi[n]) << 32) | lo[n]) >> shift);
             }
-        } else {
-            const uint bit = (a.block - 4u - t) * K;
-            const uint first = bit / 32u;
-            const uint following = first + 1u == words ? 0u : first + 1u;
-            uint lo[N];
-            uint hi[N];
-#pragma clang loop unroll(full)
-            for (uint n = 0; n < N; n++) { // all loads first
-                lo[n] = row[n][at + first];
-                hi[n] = row[n][at + following];
-            }
+            at.t += 128u;
+            shift = product_load<K, N>(row, words, a, at, part + 128u + lane * 4u < a.cols, lo, hi);
 #pragma clang loop unroll(full)
             for (uint n = 0; n < N; n++) {
-                const uint window = uint(((ulong(hi[n]) << 32) | lo[n]) >> (bit % 32u));
-                product_values<K>(window, mask, table, a, scale[n], w + 4 * n);
+                product_values<K == 0 ? 1u : K>(window[n], mask, table, a, scale[n], w + 4 * n);
             }
         }
-        product_columns<M, N>(in, w, chain);
+        if (some) {
+            product_columns<M, N>(in, w, chain);
+        }
         in += M * 128u;
-        t += 128u;
     }
     product_store_all<M, N>(y, a, p, chain, lane);
 }

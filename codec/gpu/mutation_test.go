@@ -289,7 +289,7 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"*a chain swapped", "const float sum = tree_sum(chain);", "const float sum = tree_sum(simd_shuffle(chain, ushort(lane < 2u ? lane ^ 1u : lane)));", "products"},
 	{"tree of chains folded otherwise", "const float sum = tree_sum(chain);", "float sum = chain;\nfor (ushort mask = 1; mask < 32; mask <<= 1) {\nconst float other = simd_shuffle_xor(sum, mask);\nsum = sum + other;\n}", "products"},
 	{"product contracted", "const float product = v * w[i];\n                    chain[m * 4 + i] = chain[m * 4 + i] + product;", "chain[m * 4 + i] = fma(v, w[i], chain[m * 4 + i]);", "products"},
-	{"tail of columns dropped", "if (part + lane * 4u >= a.cols) {", "if (part + 128u > a.cols) {", "products"},
+	{"tail of columns dropped", "const bool some = part + lane * 4u < a.cols;", "const bool some = part + 128u <= a.cols;", "products"},
 	{"affine edge of the other sign", "scale = from_low ? scale : -scale;", "scale = from_low ? -scale : scale;", "products"},
 	{"affine scale of its floor", "scale = scale < 1e-7f ? 1e-7f : scale;", "scale = max(scale, 1e-3f);", "products"},
 	{"index off by one", "index = index > most ? most : index;", "index = index + 1.0f > most ? most : index + 1.0f;", "products"},

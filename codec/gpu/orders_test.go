@@ -40,8 +40,12 @@ func TestConformanceOwned(t *testing.T) {
 	if !long() {
 		t.Setenv(conftest.EnvForm, conformance.Short.String())
 	}
-	b := start(t, Options{exact: true})
+	var s spy
+	b := start(t, Options{exact: true}, s.wrap)
 	conftest.Run(t, deviceName, func() (codec.Backend, error) { return owner{b}, nil })
+	if s.kernels["copy_1"] == 0 {
+		t.Error("the suite does not meet copy_1")
+	}
 	if n := hostmetal.misuses(); n != 0 {
 		t.Error(hostmetal.last())
 	}
