@@ -43,14 +43,6 @@ static inline void product_tile(constant ProductArgs& a, uint nth, uint each, ui
     p.output = p.active ? (nth - tile * groups) * each : 0u;
 }
 
-static inline void product_store(device uchar* y, constant ProductArgs& a, const thread ProductTile& p, uint m, uint output, float chain, uint lane) {
-    const float sum = tree_sum(chain);
-    if (p.active && m < p.rows && output < a.outputs && lane == 0) {
-        const uint3 row = split_row(a.row0 + p.first + m, a.n1, a.n2);
-        store_float(y, a.y_type, row_offset(a.y, row) + long(output) * a.y.s3, sum);
-    }
-}
-
 // Keeps the SIMD-groups of a threadgroup at the same columns where a tile of x is larger than a cache: then
 // one of them brings what all of them read. Every thread calls it as often.
 template <uint M>
@@ -81,11 +73,50 @@ static inline void product_columns(const device float* x, const thread float* w,
     }
 }
 
-template <uint M, uint N>
-static inline void product_store_all(device uchar* y, constant ProductArgs& a, const thread ProductTile& p, const thread float* chain, uint lane) {
+// tree_sum of C chains, a power of two up to 32, each of which needs no more lanes at a step than its sums have: v[0] of lane l
+// becomes that of chain l·C / 32.
+template <uint C>
+static inline void product_sums(thread float* v, uint lane) {
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < M * N; i++) {
-        product_store(y, a, p, i / N, p.output + i % N, chain[i], lane);
+    for (uint step = 1; step < C; step <<= 1) {
+        const uint left = C / 2u / step;
+        const uint mask = 16u / step;
+        const bool upper = (lane & mask) != 0;
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < left; i++) {
+            const float low = v[i];
+            const float high = v[i + left];
+            const float own = upper ? high : low;
+            const float other = simd_shuffle_xor(upper ? low : high, ushort(mask));
+            v[i] = own + other;
+        }
+    }
+#pragma clang loop unroll(full)
+    for (uint mask = 16u / C; mask > 0; mask >>= 1) {
+        const float other = simd_shuffle_xor(v[0], ushort(mask));
+        v[0] = v[0] + other;
+    }
+}
+
+// Stores the sums of the chains of M rows and N outputs, 32 at most of them from number FIRST on.
+template <uint M, uint N, uint FIRST>
+static inline void product_store_some(device uchar* y, constant ProductArgs& a, const thread ProductTile& p, thread float* chain, uint lane) {
+    const uint C = M * N < 32u ? M * N : 32u;
+    product_sums<C>(chain + FIRST, lane);
+    const uint i = FIRST + lane * C / 32u;
+    const uint m = i / N;
+    const uint output = p.output + i % N;
+    if (p.active && m < p.rows && output < a.outputs && lane % (32u / C) == 0) {
+        const uint3 row = split_row(a.row0 + p.first + m, a.n1, a.n2);
+        store_float(y, a.y_type, row_offset(a.y, row) + long(output) * a.y.s3, chain[FIRST]);
+    }
+}
+
+template <uint M, uint N>
+static inline void product_store(device uchar* y, constant ProductArgs& a, const thread ProductTile& p, thread float* chain, uint lane) {
+    product_store_some<M, N, 0>(y, a, p, chain, lane);
+    if (M * N > 32u) {
+        product_store_some<M, N, (M * N > 32u ? 32u : 0u)>(y, a, p, chain, lane);
     }
 }
 
@@ -253,7 +284,7 @@ static inline void product_output(const device float* x, const device uint* code
         }
         in += M * 128u;
     }
-    product_store_all<M, N>(y, a, p, chain, lane);
+    product_store<M, N>(y, a, p, chain, lane);
 }
 
 // Coded along the outputs: four outputs per SIMD-group, all in one window of each column.
@@ -289,7 +320,7 @@ static inline void product_quad(const device float* x, const device uint* codes,
         }
         in += M * 128u;
     }
-    product_store_all<M, 4>(y, a, p, chain, lane);
+    product_store<M, 4>(y, a, p, chain, lane);
 }
 
 // ---- affine weights: N outputs per SIMD-group, four indices from one or two words ----
@@ -363,5 +394,5 @@ static inline void product_affine_output(const device float* x, const device uin
         product_columns<M, N>(in, w, chain);
         in += M * 128u;
     }
-    product_store_all<M, N>(y, a, p, chain, lane);
+    product_store<M, N>(y, a, p, chain, lane);
 }
