@@ -138,7 +138,7 @@ type TrellisEncodeArgs struct {
 
 // TrellisExpandArgs serves trellis_expand*. Interleaved codes are
 // [Cols/(2·Block), rows, 2·words] on Codes.S1, S2, S3. Columns are Col0 to Col0+Cols−1 of a
-// row; trellis_expand8_* need Block, Col0 and Cols to be multiples of 8, and Block to be 1 << Shift or Shift to be 32.
+// row; trellis_expand8_* need Col0 and Cols to be multiples of 8, and Block to be 1 << Shift, 8 or more.
 // Wide: Out's last stride is 1 and eight elements of it are aligned to 16 bytes.
 type TrellisExpandArgs struct {
 	Codes, Scales, Out                       View

@@ -745,7 +745,7 @@ static inline void store_run(device uchar* p, uint type, long i, long stride, bo
     }
 }
 
-// Runs of eight consecutive weights, RUNS of them a thread, 32 runs apart. Blocks are a multiple of 8 long, so that the
+// Runs of eight consecutive weights, RUNS of them a thread, 32 runs apart. Blocks are 2^shift long, 8 at least, so that the
 // states of a run lie in two words of the block, or with K > 4 in three.
 #define RUNS 4
 
@@ -777,8 +777,8 @@ static inline void trellis_expand_runs(const device uint* codes, const device us
 #pragma clang loop unroll(full)
     for (uint r = 0; r < RUNS; r++) { // all loads first
         const uint column = a.col0 + min(first + r * 32u, runs - 1u) * 8u;
-        const uint block = a.shift < 32u ? column >> a.shift : column / a.block;
-        const uint bit = (a.block - 8u - (column - block * a.block)) * K;
+        const uint block = column >> a.shift;
+        const uint bit = (a.block - 8u - (column & (a.block - 1u))) * K;
         const device uint* in = from + block * words;
         if (a.interleaved != 0) {
             in = from + (long(block / 2u) * a.codes.s1 + long((block & 1u) * words));

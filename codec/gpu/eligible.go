@@ -57,8 +57,8 @@ type condition struct {
 }
 
 var (
-	eights = condition{text: "T, first column and number of columns multiples of 8",
-		call: func(n need) bool { return n.block%8 == 0 && n.col0%8 == 0 && n.cols%8 == 0 }}
+	eights = condition{text: "T a power of two from 8 on, first column and number of columns multiples of 8",
+		call: func(n need) bool { return n.block&(n.block-1) == 0 && n.block%8 == 0 && n.col0%8 == 0 && n.cols%8 == 0 }}
 	simd = condition{text: "SIMD-groups of 32 threads", fits: func(_ *kernels, _ need, c kernel) error { return wholeSIMD(c) }}
 	row  = condition{text: "a row of f32 fits threadgroup memory", fits: func(k *kernels, n need, c kernel) error {
 		_, err := shaders.RowLaunch(n.dim, 1, c.pipeline.MaxThreads(), k.room(c))

@@ -72,7 +72,7 @@ func TestEligibility(t *testing.T) {
 		{"along the outputs", units, need{op: "product_axis0", bits: 3, rows: 9, cols: 512, x: codec.BF16, w: codec.BF16, order: codec.Fast}, "product_axis0_m8", ""},
 		{"weights", units, weights, "trellis_expand8_k3", ""},
 		{"part of a row", units, with(weights, func(n *need) { n.cols = 252 }), "trellis_expand_k3", "first column"},
-		{"short blocks", units, with(weights, func(n *need) { n.block, n.bits = 12, 8 }), "trellis_expand_k8", "T, first"},
+		{"short blocks", units, with(weights, func(n *need) { n.block, n.bits = 12, 8 }), "trellis_expand_k8", "T a power of two"},
 		{"odd column", units, with(weights, func(n *need) { n.col0 = 4 }), "trellis_expand_k3", "first column"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

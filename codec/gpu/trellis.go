@@ -212,10 +212,7 @@ func (c *weights) expand(s *slab, args shaders.TrellisExpandArgs, g trellis.Geom
 	if err != nil {
 		return err
 	}
-	args.Block, args.StateBits, args.Bits, args.Code, args.Shift = uint32(p.T), uint32(p.L), uint32(p.K), c.code(), 32
-	if p.T&(p.T-1) == 0 {
-		args.Shift = uint32(bits.TrailingZeros(uint(p.T)))
-	}
+	args.Block, args.StateBits, args.Bits, args.Code, args.Shift = uint32(p.T), uint32(p.L), uint32(p.K), c.code(), uint32(bits.TrailingZeros(uint(p.T)))
 	if o := args.Out; o.S3 == 1 && (o.Base|o.S2)&7 == 0 {
 		args.Wide = 1
 	}
