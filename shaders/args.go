@@ -49,62 +49,62 @@ type View struct {
 	Base, S0, S1, S2, S3 int64
 }
 
-// HadamardArgs: Norm is f32(1/sqrt(Dim)); Dim = Factor · 2^k.
+// Span says which rows a dispatch has, from local row Row0 on, and how a Units kernel takes them: as Rows rows of
+// Width units of eight elements, in tiles of 2^Shift units of a row (UnitGrid). One row begins at the Base of every
+// view, whatever Row0.
+type Span struct {
+	N1, N2, Row0, Rows, Width, Shift uint32
+}
+
+// In the structs with a Span, bit i of Wide promises of view i that its S3 is 1, and, from a buffer start aligned to 16 bytes,
+// that its Base and other strides are multiples of eight elements or, of codes, of 8 bytes where they have 8 bits
+// and of 4 where they have fewer. Codes and scales have an S3 of 1. GroupShift is log2 of the units of a group.
+
+// HadamardArgs: Norm is f32(1/sqrt(Dim)); Dim = Factor · 2^k. Units kernels do not read Factor and ThreadsPerRow.
 type HadamardArgs struct {
-	X, Y                            View
-	N1, N2, Row0, Rows, Dim, Factor uint32
-	ThreadsPerRow, XType, YType     uint32
-	Policy                          uint32
-	Norm                            float32
-	Pad                             uint32
+	X, Y                             View
+	Span                             Span
+	Dim, Factor, ThreadsPerRow, Wide uint32
+	XType, YType, Policy             uint32
+	Norm                             float32
 }
 
 // KeysEncodeArgs: codes are bytes; scales and zeros are ScaleType.
 type KeysEncodeArgs struct {
-	X, Codes, Scales, Zeros        View
-	N1, N2, Row0, Rows, Dim, Group uint32
-	XType, ScaleType, Policy, Pad  uint32
+	X, Codes, Scales, Zeros       View
+	Span                          Span
+	GroupShift, Wide              uint32
+	XType, ScaleType, Policy, Pad uint32
 }
 
-// KeysDecodeArgs: Wide promises Out.S3 = 1 and Out's other strides and base multiples of 4
-// elements from a 16-byte aligned buffer start.
+// KeysDecodeArgs is the way back.
 type KeysDecodeArgs struct {
-	Codes, Scales, Zeros, Out      View
-	N1, N2, Row0, Rows, Dim, Group uint32
-	ScaleType, OutType, Wide       uint32
-	Policy                         uint32
+	Codes, Scales, Zeros, Out       View
+	Span                            Span
+	GroupShift, Wide                uint32
+	ScaleType, OutType, Policy, Pad uint32
 }
 
-// ValuesEncodeArgs: Search is 1 for the searched scale. Norm, Factor as in HadamardArgs.
+// ValuesEncodeArgs: Norm, Factor, ThreadsPerRow as in HadamardArgs.
 type ValuesEncodeArgs struct {
-	X, Codes, Scales               View
-	N1, N2, Row0, Rows, Dim, Group uint32
-	Factor, ThreadsPerRow          uint32
-	XType, ScaleType, Search       uint32
-	Norm                           float32
+	X, Codes, Scales           View
+	Span                       Span
+	Dim, Factor, ThreadsPerRow uint32
+	GroupShift, Wide           uint32
+	XType, ScaleType           uint32
+	Norm                       float32
 }
 
-// ValuesDecodeArgs decodes to the rotated domain. Wide as in KeysDecodeArgs.
+// ValuesDecodeArgs serves values_decode and values_inverse, which alone reads Norm, Factor and ThreadsPerRow, as in
+// HadamardArgs.
 type ValuesDecodeArgs struct {
-	Codes, Scales, Out             View
-	N1, N2, Row0, Rows, Dim, Group uint32
-	ScaleType, OutType, Wide       uint32
-	Policy                         uint32
-}
-
-// KVDecodeArgs serves kv_decode_* and kv_inverse_*. KDim 0, and for kv_decode_* VDim 0, skips
-// that half, whose buffers may then be any.
-// Only kv_inverse_* reads KBits, KSigned, Factor, ThreadsPerRow and Norm.
-type KVDecodeArgs struct {
-	KCodes, KScales, KZeros, KOut         View
-	VCodes, VScales, VOut                 View
-	N1, N2, Row0, Rows                    uint32
-	KDim, KGroup, KBits, KSigned          uint32
-	VDim, VGroup, Factor, ThreadsPerRow   uint32
-	ScaleType, KType, VType, KWide, VWide uint32
-	Policy                                uint32
-	Norm                                  float32
-	Pad                                   uint32
+	Codes, Scales, Out         View
+	Span                       Span
+	Dim, Factor, ThreadsPerRow uint32
+	GroupShift, Wide           uint32
+	ScaleType, OutType, Policy uint32
+	Norm                       float32
+	Pad                        uint32
 }
 
 // CopyArgs: both views in elements of the size the kernel's name gives.

@@ -179,22 +179,12 @@ static inline void store_four(device uchar* p, uint type, long i, long stride, b
     }
 }
 
-// Eight results of a KV decoder.
-static inline void store_eight(device uchar* p, uint type, long i, long stride, bool wide, bool limit, thread float* x, device atomic_uint* limited) {
-    if (limit) {
-        uint count = 0;
-        for (uint e = 0; e < 8; e++) {
-            x[e] = limit_f16(x[e], count);
-        }
-        count_limited(limited, count);
-    }
-    store_four(p, type, i, stride, wide, x);
-    store_four(p, type, i + 4 * stride, stride, wide, x + 4);
-}
-
 // ---- strided rows: [n0, n1, n2, last], offsets in 64 bits; nth numbers the rows of the dispatch ----
 
 static inline uint3 split_row(uint row, uint n1, uint n2) {
+    if (row < n2) {
+        return uint3(0u, 0u, row);
+    }
     const uint q = row / n2;
     const uint i0 = q / n1;
     return uint3(i0, q - i0 * n1, row - q * n2);
@@ -221,26 +211,6 @@ static inline float tree_sum(float q) {
     return q;
 }
 
-// The least and the greatest over 32 lanes; of equals the lowest lane's, which decides the
-// sign of a zero. Ascending masks keep each partner's lanes together and in order.
-static inline float lanes_min(float x, uint lane) {
-    for (ushort mask = 1; mask < 32; mask <<= 1) {
-        const float other = simd_shuffle_xor(x, mask);
-        const bool take = (lane & mask) != 0 ? other <= x : other < x;
-        x = take ? other : x;
-    }
-    return x;
-}
-
-static inline float lanes_max(float x, uint lane) {
-    for (ushort mask = 1; mask < 32; mask <<= 1) {
-        const float other = simd_shuffle_xor(x, mask);
-        const bool take = (lane & mask) != 0 ? other >= x : other > x;
-        x = take ? other : x;
-    }
-    return x;
-}
-
 // Eight lanes hold a unit of eight codes, which is `bits` whole bytes. Lane u of
 // the unit gets byte u (u < bits).
 static inline uchar pack_lanes(uint code, uint bits, uint lane) {
@@ -261,21 +231,6 @@ static inline uchar pack_lanes(uint code, uint bits, uint lane) {
     return uchar(word >> (8u * (u & 3u)));
 }
 
-// The inverse: lane u of a unit brings byte u (u < bits) and gets code u.
-static inline uint unpack_lanes(uint byte, uint bits, uint lane) {
-    if (bits == 8) {
-        return byte;
-    }
-    const uint u = lane & 7u;
-    const uint bit = u * bits;
-    const uint first = (lane & 24u) + (bit >> 3);
-    const uint next = min(first + 1u, 31u);
-    const uint b0 = simd_shuffle(byte, ushort(first));
-    const uint b1 = simd_shuffle(byte, ushort(next));
-    const uint word = b0 | (b1 << 8);
-    return (word >> (bit & 7u)) & ((1u << bits) - 1u);
-}
-
 // ---- packed units: eight codes are `bits` bytes, read once ----
 
 static inline ulong load_unit(const device uchar* p, long i, long stride, uint bits) {
@@ -290,35 +245,277 @@ static inline uint unit_code(ulong unit, uint e, uint bits) {
     return uint(unit >> (e * bits)) & ((1u << bits) - 1u);
 }
 
-// ---- keys (numerics §2): index as the f32 the format means ----
+// ---- units: eight consecutive elements of a row ----
 
-static inline float key_value(uint code, bool is_signed) {
-    return is_signed ? float(int(char(code))) : float(code);
+// A Units launch gives each lane UNITS of them: of the 32·UNITS that a SIMD-group takes of its threadgroup's tile, lane
+// l has numbers l, l + 32 and so on. A tile is 2^shift units of a row by as many rows as fit. Where the rows of
+// every operand follow each other, the host passes them as one long row. A lane without a unit takes the last one
+// and stores nothing: exchanges need all lanes.
+#define UNITS 4
+
+struct Unit {
+    uint3 row;
+    uint x;      // in its row
+    uint number; // in the dispatch
+    bool active;
+};
+
+static inline void unit_at(constant Span& s, uint2 group, uint simd, uint simds, uint lane, uint r, thread Unit& u) {
+    const uint q = (simd * UNITS + r) * 32u + lane;
+    const uint x = (group.x << s.shift) + (q & ((1u << s.shift) - 1u));
+    const uint y = group.y * ((simds * 32u * UNITS) >> s.shift) + (q >> s.shift);
+    u.active = x < s.width && y < s.rows;
+    u.x = min(x, s.width - 1u);
+    u.number = u.x;
+    u.row = uint3(0u, 0u, 0u);
+    if (s.rows > 1) {
+        const uint nth = min(y, s.rows - 1u);
+        u.number = nth * s.width + u.x;
+        u.row = split_row(s.row0 + nth, s.n1, s.n2);
+    }
 }
 
-static inline float key_decode(uint code, bool is_signed, float zero, float scale) {
-    const float shifted = key_value(code, is_signed) + zero;
-    return shifted * scale;
+// Where the unit's row begins in an operand.
+static inline long unit_row(constant View& v, constant Span& s, thread const Unit& u) {
+    return s.rows > 1 ? row_offset(v, u.row) : v.base;
+}
+
+// Eight elements from element i on. wide says that stride is 1 and that the address of eight elements is aligned to
+// 16 bytes. The result is not zero where one of them may be infinite or NaN.
+static inline uint load_eight(const device uchar* p, uint type, long i, long stride, bool wide, thread float* x) {
+    uint bad = 0;
+    if (!wide) {
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 8; e++) {
+            x[e] = load_float(p, type, i + long(e) * stride);
+            bad |= is_finite(x[e]) ? 0u : 1u;
+        }
+    } else if (type == TYPE_F32) {
+        const device float4* from = (const device float4*)((const device float*)p + i);
+#pragma clang loop unroll(full)
+        for (uint h = 0; h < 2; h++) {
+            const float4 q = from[h];
+            x[4 * h] = q.x;
+            x[4 * h + 1] = q.y;
+            x[4 * h + 2] = q.z;
+            x[4 * h + 3] = q.w;
+        }
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 8; e++) {
+            bad |= is_finite(x[e]) ? 0u : 1u;
+        }
+    } else {
+        const uint4 q = *(const device uint4*)((const device ushort*)p + i);
+        const uint w[4] = {q.x, q.y, q.z, q.w};
+        const uint exponents = type == TYPE_F16 ? 0x7c007c00u : 0x7f807f80u;
+        const uint one = type == TYPE_F16 ? 0x04000400u : 0x00800080u;
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 4; e++) { // an exponent of all ones carries into the sign's place
+            bad |= (w[e] & exponents) + one;
+        }
+        bad &= 0x80008000u;
+        if (type == TYPE_F16) {
+#pragma clang loop unroll(full)
+            for (uint e = 0; e < 4; e++) {
+                x[2 * e] = from_f16(ushort(w[e] & 0xffffu));
+                x[2 * e + 1] = from_f16(ushort(w[e] >> 16));
+            }
+        } else {
+#pragma clang loop unroll(full)
+            for (uint e = 0; e < 4; e++) {
+                x[2 * e] = as_type<float>(w[e] << 16);
+                x[2 * e + 1] = as_type<float>(w[e] & 0xffff0000u);
+            }
+        }
+    }
+    return bad;
+}
+
+// canon of eight elements. Of f16 it changes the sign of zeros alone.
+static inline void canon_eight(uint type, thread float* x) {
+    if (type == TYPE_F16) {
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 8; e++) {
+            x[e] = x[e] + 0.0f;
+        }
+    } else {
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 8; e++) {
+            x[e] = canon(x[e]);
+        }
+    }
+}
+
+static inline void report_eight(device atomic_uint* status, thread const Unit& u, thread const float* x) {
+#pragma clang loop unroll(full)
+    for (uint e = 0; e < 8; e++) {
+        if (u.active && !is_finite(x[e])) {
+            report(status, STATUS_NON_FINITE, u.number * 8u + e);
+        }
+    }
+}
+
+// Eight results of a KV decoder. wide as in load_eight.
+static inline void store_eight(device uchar* p, uint type, long i, long stride, bool wide, bool limit, thread float* x, device atomic_uint* limited) {
+    if (limit) {
+        float most = 0.0f;
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 8; e++) {
+            most = fmax(most, fabs(x[e])); // passes over NaNs
+        }
+        if (most >= 65520.0f) {
+            uint count = 0;
+#pragma clang loop unroll(full)
+            for (uint e = 0; e < 8; e++) {
+                x[e] = limit_f16(x[e], count);
+            }
+            count_limited(limited, count);
+        }
+    }
+    if (!wide) {
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 8; e++) {
+            store_float(p, type, i + long(e) * stride, x[e]);
+        }
+    } else if (type == TYPE_F32) {
+        device float4* to = (device float4*)((device float*)p + i);
+        to[0] = float4(x[0], x[1], x[2], x[3]);
+        to[1] = float4(x[4], x[5], x[6], x[7]);
+    } else {
+        uint w[4];
+        if (type == TYPE_F16) {
+#pragma clang loop unroll(full)
+            for (uint e = 0; e < 4; e++) {
+                w[e] = f16_pair(x[2 * e], x[2 * e + 1]);
+            }
+        } else {
+#pragma clang loop unroll(full)
+            for (uint e = 0; e < 4; e++) {
+                w[e] = bf16_pair(x[2 * e], x[2 * e + 1]);
+            }
+        }
+        *(device uint4*)((device ushort*)p + i) = uint4(w[0], w[1], w[2], w[3]);
+    }
+}
+
+// The codes of unit number n from p on, code e from bit e·BITS of (x, y) on; other bits are zero. wide says that p
+// is aligned to 4 bytes, to 8 where BITS is 8; rows are whole multiples of four units.
+template <uint BITS>
+static inline uint2 load_codes(const device uchar* p, uint n, bool wide) {
+    if (!wide) {
+        const ulong unit = load_unit(p, long(n) * BITS, 1, BITS);
+        return uint2(uint(unit), uint(unit >> 32));
+    }
+    if (BITS == 8) {
+        return ((const device uint2*)p)[n];
+    }
+    if (BITS == 4) {
+        return uint2(((const device uint*)p)[n], 0u);
+    }
+    if (BITS == 2) {
+        return uint2(uint(((const device ushort*)p)[n]), 0u);
+    }
+    const device uint* words = (const device uint*)p;
+    const uint w = (n * BITS) >> 2;
+    const uint s = ((n * BITS) & 3u) * 8u;
+    const uint lo = words[w];
+    const uint hi = words[w + (s + BITS * 8u > 32u ? 1u : 0u)];
+    const uint x = (lo >> s) | ((hi << 1) << (31u - s));
+    return BITS == 3 ? uint2(x & 0xffffffu, 0u) : uint2(x, (hi >> s) & 0xffu);
+}
+
+template <uint BITS>
+static inline void store_codes(device uchar* p, uint n, bool wide, uint2 unit, bool active) {
+    if (BITS == 3 && wide) { // the 24 bits of four lanes are three words
+        const uint part = n & 3u;
+        const uint next = simd_shuffle_xor(unit.x, ushort(1));   // for lanes 0 and 2
+        const uint middle = simd_shuffle_xor(unit.x, ushort(3)); // for lane 1
+        const uint word = (unit.x >> (part * 8u)) | ((part == 1u ? middle : next) << (24u - part * 8u));
+        if (active && part < 3u) {
+            ((device uint*)p)[(n >> 2) * 3u + part] = word;
+        }
+    } else if (!active) {
+        return;
+    } else if (BITS == 8 && wide) {
+        ((device uint2*)p)[n] = unit;
+    } else if (BITS == 4 && wide) {
+        ((device uint*)p)[n] = unit.x;
+    } else if (BITS == 2 && wide) {
+        ((device ushort*)p)[n] = ushort(unit.x);
+    } else {
+#pragma clang loop unroll(full)
+        for (uint b = 0; b < BITS; b++) {
+            p[n * BITS + b] = uchar((b < 4 ? unit.x : unit.y) >> (8u * (b & 3u)));
+        }
+    }
+}
+
+// Code e of a unit, in place at bit code_bit of a word in which all of it is below bit 23.
+template <uint BITS>
+static inline uint code_bit(uint e) {
+    return e % (23u / BITS) * BITS;
+}
+
+template <uint BITS>
+static inline uint code_word(uint2 unit, uint e) {
+    const uint at = e / (23u / BITS) * (23u / BITS) * BITS;
+    return at >= 32u ? unit.y >> (at & 31u) : BITS * 8u <= 32u || at == 0 ? unit.x >> at : (unit.x >> at) | (unit.y << ((32u - at) & 31u));
+}
+
+template <uint BITS>
+static inline uint code_at(uint2 unit, uint e) {
+    return (code_word<BITS>(unit, e) >> code_bit<BITS>(e)) & ((1u << BITS) - 1u);
+}
+
+// The same as a float. Under the exponent of 2^23 the code is 2^23 + code·2^bit.
+template <uint BITS>
+static inline float code_float(uint2 unit, uint e, float offset) {
+    const uint bit = code_bit<BITS>(e);
+    const uint word = (code_word<BITS>(unit, e) & (((1u << BITS) - 1u) << bit)) | 0x4b000000u;
+    return fma(as_type<float>(word), 1.0f / float(1u << bit), offset - float(1u << (23u - bit)));
+}
+
+// Packs eight codes: k[e] is 0x4b400000 + code, and the sum of what is shifted keeps the codes.
+template <uint BITS>
+static inline uint2 pack_eight(thread const uint* k) {
+    const uint bias = 0x4b400000u;
+    const uint half_unit = BITS == 8 ? 4u : BITS == 5 ? 6u : 8u; // codes of the first word
+    uint sum = 0;
+    uint all = 0;
+#pragma clang loop unroll(full)
+    for (uint e = 0; e < half_unit; e++) {
+        sum += k[e] << (e * BITS);
+        all += bias << (e * BITS);
+    }
+    sum -= all;
+    if (BITS == 8) {
+        const uint four = bias + (bias << 8) + (bias << 16) + (bias << 24);
+        return uint2(sum, k[4] + (k[5] << 8) + (k[6] << 16) + (k[7] << 24) - four);
+    }
+    if (BITS == 5) {
+        const uint high = (k[6] - bias) + ((k[7] - bias) << 5);
+        return uint2(sum | (high << 30), high >> 2);
+    }
+    return uint2(sum, 0u);
+}
+
+// x / d, correctly rounded, from the correctly rounded reciprocal of d, if nothing overflows or underflows on the
+// way (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990).
+static inline float divide_by(float x, float d, float reciprocal) {
+    const float q = x * reciprocal;
+    const float e = fma(-q, d, x);
+    return fma(e, reciprocal, q);
 }
 
 // ---- rotation (numerics §3) ----
 
-// One row in a SIMD-group: element j is register j / 32 of lane j % 32.
-template <uint E>
-static inline void transform_lanes(thread float* x, uint lane) {
-    for (uint h = 1; h < 32; h <<= 1) {
-        const uint upper = (lane & h) ? 1u : 0u;
+// The transform of rows of `units` units, a power of two, in a Units launch: x is one unit of a lane. The product
+// with ±1 is exact, so that each fma is its one addition.
+static inline void transform_unit(thread float* x, uint units, uint lane) {
 #pragma clang loop unroll(full)
-        for (uint e = 0; e < E; e++) {
-            const float partner = simd_shuffle_xor(x[e], ushort(h));
-            const float own = negate_if(x[e], upper);
-            x[e] = partner + own;
-        }
-    }
+    for (uint h = 1; h < 8; h <<= 1) {
 #pragma clang loop unroll(full)
-    for (uint h = 1; h < E; h <<= 1) {
-#pragma clang loop unroll(full)
-        for (uint e = 0; e < E; e++) {
+        for (uint e = 0; e < 8; e++) {
             if ((e & h) == 0) {
                 const float a = x[e];
                 const float b = x[e + h];
@@ -326,6 +523,44 @@ static inline void transform_lanes(thread float* x, uint lane) {
                 x[e + h] = a - b;
             }
         }
+    }
+#pragma clang loop unroll(full)
+    for (uint h = 1; h < 32; h <<= 1) {
+        if (h < units) {
+            const float sign = (lane & h) ? -1.0f : 1.0f;
+#pragma clang loop unroll(full)
+            for (uint e = 0; e < 8; e++) {
+                const float partner = simd_shuffle_xor(x[e], ushort(h));
+                x[e] = fma(x[e], sign, partner);
+            }
+        }
+    }
+}
+
+// The stages of rows of 64 and 128 units between those of a lane.
+static inline void transform_between(thread float* x, uint units) {
+#pragma clang loop unroll(full)
+    for (uint h = 1; h < UNITS; h <<= 1) {
+        if (32u * h < units) {
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 8 * UNITS; i++) {
+                if ((i & (8u * h)) == 0) {
+                    const float a = x[i];
+                    const float b = x[i + 8u * h];
+                    x[i] = a + b;
+                    x[i + 8u * h] = a - b;
+                }
+            }
+        }
+    }
+}
+
+// ±norm, for the eight columns of a unit.
+static inline void unit_signs(const device uint* signs, uint j, float norm, thread float* s) {
+    const uint word = signs[j >> 5] >> (j & 31u);
+#pragma clang loop unroll(full)
+    for (uint e = 0; e < 8; e++) {
+        s[e] = negate_if(norm, (word >> e) & 1u);
     }
 }
 

@@ -42,6 +42,7 @@ var cudaBuiltins = map[Launch]struct {
 	Lanes:    {"launch.group() * simds() + simd(), lane()", LaneThreads},
 	Rows:     {"(float*)threadgroup_memory, launch.group(), thread_index(), threads(), lane()", 512}, // 1024 would spill registers
 	Blocks:   {"(float*)threadgroup_memory, launch.group(), launch.groups[0], thread_index(), threads(), lane()", 1024},
+	Units:    {"launch.tile(), simd(), simds(), lane()", LaneThreads},
 	Matrices: {"(float*)threadgroup_memory, launch.group(), simd(), lane()", LaneThreads},
 	Single:   {"lane(), warpSize", 32},
 }

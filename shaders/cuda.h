@@ -128,6 +128,7 @@ struct Launch {
     uint origin[3], groups[3];
 
     __device__ __forceinline__ uint group() const { return origin[0] + blockIdx.x; }
+    __device__ __forceinline__ uint2 tile() const { return {origin[0] + blockIdx.x, origin[1] + blockIdx.y}; }
     __device__ __forceinline__ uint2 position() const {
         return {(origin[0] + blockIdx.x) * blockDim.x + threadIdx.x, (origin[1] + blockIdx.y) * blockDim.y + threadIdx.y};
     }

@@ -1,153 +1,121 @@
-// Value decode in the rotated domain, joint key and value decode, and the same with
-// the inverse rotation fused in. Every packed byte is read once, every output written once.
+// Value decode: to the rotated domain, and with the inverse rotation fused in. Every packed byte is read once, every
+// output written once.
 
+// Up to 32 centroids lie in the lanes of a SIMD-group, again and again where they are fewer.
 template <uint BITS>
-static inline void values_decode_eight(ulong unit, const device float* table, float scale, thread float* v) {
+static inline float centroid_lane(const device float* table, uint lane) {
+    return BITS <= 5 ? table[lane & ((1u << BITS) - 1u)] : 0.0f;
+}
+
+// The centroids of a unit's codes times scale. All lanes take part.
+template <uint BITS>
+static inline void unit_values(uint2 unit, const device float* table, float own, float scale, thread float* v) {
 #pragma clang loop unroll(full)
     for (uint e = 0; e < 8; e++) {
-        const float centroid = table[unit_code(unit, e, BITS)];
+        const uint word = code_word<BITS>(unit, e) >> code_bit<BITS>(e); // higher bits are other codes
+        const float centroid = BITS <= 5 ? simd_shuffle(own, ushort(word & 31u)) : table[word & ((1u << BITS) - 1u)];
         v[e] = centroid * scale;
     }
 }
 
-// One thread per unit of eight codes.
 template <uint BITS>
-static inline void values_decode_unit(const device uchar* codes, const device uchar* scales, device uchar* out, const device float* table, device atomic_uint* limited, constant ValuesDecodeArgs& a, uint2 at) {
-    const uint first = at.x * 8u;
-    if (first >= a.dim || at.y >= a.rows) {
-        return;
+static inline void values_decode_units(const device uchar* codes, const device uchar* scales, device uchar* out, const device float* table, device atomic_uint* limited, constant ValuesDecodeArgs& a, uint2 group, uint simd, uint simds, uint lane) {
+    const float own = centroid_lane<BITS>(table, lane);
+    uint2 unit[UNITS];
+    float scale[UNITS];
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < UNITS; r++) {
+        Unit u;
+        unit_at(a.span, group, simd, simds, lane, r, u);
+        unit[r] = load_codes<BITS>(codes + unit_row(a.codes, a.span, u), u.x, (a.wide & 1u) != 0);
+        scale[r] = load_float(scales, a.scale_type, unit_row(a.scales, a.span, u) + long(u.x >> a.group_shift));
     }
-    const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
-    const float scale = load_float(scales, a.scale_type, row_offset(a.scales, row) + long(first / a.group) * a.scales.s3);
-    const ulong unit = load_unit(codes, row_offset(a.codes, row) + long(at.x * BITS) * a.codes.s3, a.codes.s3, BITS);
-    float v[8];
-    values_decode_eight<BITS>(unit, table, scale, v);
-    store_eight(out, a.out_type, row_offset(a.out, row) + long(first) * a.out.s3, a.out.s3, a.wide != 0, limits(a.policy, a.out_type), v, limited);
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < UNITS; r++) {
+        Unit u;
+        unit_at(a.span, group, simd, simds, lane, r, u);
+        float v[8];
+        unit_values<BITS>(unit[r], table, own, scale[r], v);
+        if (u.active) {
+            store_eight(out, a.out_type, unit_row(a.out, a.span, u) + long(u.x) * 8 * a.out.s3, a.out.s3, (a.wide & 4u) != 0, limits(a.policy, a.out_type), v, limited);
+        }
+    }
 }
 
-// One thread per unit of eight keys and unit of eight values.
-template <uint KEY_BITS, bool SIGNED, uint BITS>
-static inline void kv_decode_unit(const device uchar* k_codes, const device uchar* k_scales, const device uchar* k_zeros, const device uchar* v_codes, const device uchar* v_scales, device uchar* k_out, device uchar* v_out, const device float* table, device atomic_uint* limited, constant KVDecodeArgs& a, uint2 at) {
-    if (at.y >= a.rows) {
-        return;
+// dim is a power of two: up to 256, or 512 or 1024 where LONG.
+template <uint BITS, bool LONG>
+static inline void values_inverse_units(const device uchar* codes, const device uchar* scales, device uchar* out, const device float* table, const device uint* signs, device atomic_uint* limited, constant ValuesDecodeArgs& a, uint2 group, uint simd, uint simds, uint lane) {
+    const float own = centroid_lane<BITS>(table, lane);
+    const uint units = a.dim / 8u;
+    uint2 unit[UNITS];
+    float scale[UNITS];
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < UNITS; r++) {
+        Unit u;
+        unit_at(a.span, group, simd, simds, lane, r, u);
+        unit[r] = load_codes<BITS>(codes + unit_row(a.codes, a.span, u), u.x, (a.wide & 1u) != 0);
+        scale[r] = load_float(scales, a.scale_type, unit_row(a.scales, a.span, u) + long(u.x >> a.group_shift));
     }
-    const uint first = at.x * 8u;
-    const uint3 row = split_row(a.row0 + at.y, a.n1, a.n2);
-    float v[8];
-    if (first < a.k_dim) {
-        const uint g = first / a.k_group;
-        const float scale = load_float(k_scales, a.scale_type, row_offset(a.k_scales, row) + long(g) * a.k_scales.s3);
-        const float zero = load_float(k_zeros, a.scale_type, row_offset(a.k_zeros, row) + long(g) * a.k_zeros.s3);
-        const ulong unit = load_unit(k_codes, row_offset(a.k_codes, row) + long(at.x * KEY_BITS) * a.k_codes.s3, a.k_codes.s3, KEY_BITS);
+    float y[8 * UNITS];
+    if (LONG) {
+#pragma clang loop unroll(full)
+        for (uint r = 0; r < UNITS; r++) {
+            unit_values<BITS>(unit[r], table, own, scale[r], y + 8 * r);
+            transform_unit(y + 8 * r, units, lane);
+        }
+        transform_between(y, units);
+    }
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < UNITS; r++) {
+        if (!LONG) {
+            unit_values<BITS>(unit[r], table, own, scale[r], y + 8 * r);
+            transform_unit(y + 8 * r, units, lane);
+        }
+        float s[8];
+        unit_signs(signs, ((LONG ? 32u * r : 0u) + lane) * 8u & (a.dim - 1u), a.norm, s);
 #pragma clang loop unroll(full)
         for (uint e = 0; e < 8; e++) {
-            v[e] = key_decode(unit_code(unit, e, KEY_BITS), SIGNED, zero, scale);
+            y[8 * r + e] = y[8 * r + e] * s[e];
         }
-        store_eight(k_out, a.k_type, row_offset(a.k_out, row) + long(first) * a.k_out.s3, a.k_out.s3, a.k_wide != 0, limits(a.policy, a.k_type), v, limited);
-    }
-    if (first < a.v_dim) {
-        const float scale = load_float(v_scales, a.scale_type, row_offset(a.v_scales, row) + long(first / a.v_group) * a.v_scales.s3);
-        const ulong unit = load_unit(v_codes, row_offset(a.v_codes, row) + long(at.x * BITS) * a.v_codes.s3, a.v_codes.s3, BITS);
-        values_decode_eight<BITS>(unit, table, scale, v);
-        store_eight(v_out, a.v_type, row_offset(a.v_out, row) + long(first) * a.v_out.s3, a.v_out.s3, a.v_wide != 0, limits(a.policy, a.v_type), v, limited);
+        Unit u;
+        unit_at(a.span, group, simd, simds, lane, r, u);
+        if (u.active) {
+            store_eight(out, a.out_type, unit_row(a.out, a.span, u) + long(u.x) * 8 * a.out.s3, a.out.s3, (a.wide & 4u) != 0, limits(a.policy, a.out_type), y + 8 * r, limited);
+        }
     }
 }
 
-// The keys of one row, by `simds` SIMD-groups, of which this is number `simd`; one lane per element.
-static inline void kv_keys_row(const device uchar* codes, const device uchar* scales, const device uchar* zeros, device uchar* out, device atomic_uint* limited, constant KVDecodeArgs& a, uint3 row, bool active, uint simd, uint simds, uint lane) {
-    const long code_in = row_offset(a.k_codes, row);
-    const long scale_in = row_offset(a.k_scales, row);
-    const long zero_in = row_offset(a.k_zeros, row);
-    const long key_out = row_offset(a.k_out, row);
-    const uint u = lane & 7u;
-    const bool limit = limits(a.policy, a.k_type);
-    uint count = 0;
-    for (uint first = simd * 32u; first < a.k_dim; first += simds * 32u) {
-        const uint g = first / a.k_group;
-        const uint unit = (first + lane) / 8u;
-        const uint byte = u < a.k_bits ? codes[code_in + long(unit * a.k_bits + u) * a.k_codes.s3] : 0;
-        const uint code = unpack_lanes(byte, a.k_bits, lane);
-        const float scale = load_float(scales, a.scale_type, scale_in + long(g) * a.k_scales.s3);
-        const float zero = load_float(zeros, a.scale_type, zero_in + long(g) * a.k_zeros.s3);
-        const float v = key_decode(code, a.k_signed != 0, zero, scale);
-        if (active) {
-            store_float(out, a.k_type, key_out + long(first + lane) * a.k_out.s3, limit ? limit_f16(v, count) : v);
-        }
-    }
-    count_limited(limited, count);
-}
-
-// The rotated value that a lane holds in the run of 32 that starts at first.
+// Any dim that fits in threadgroup memory, threads_per_row threads per row.
 template <uint BITS>
-static inline float kv_value_lane(const device uchar* codes, const device uchar* scales, const device float* table, constant KVDecodeArgs& a, long code_in, long scale_in, uint first, uint lane) {
-    const uint u = lane & 7u;
-    const uint unit = (first + lane) / 8u;
-    const uint byte = u < BITS ? codes[code_in + long(unit * BITS + u) * a.v_codes.s3] : 0;
-    const uint code = unpack_lanes(byte, BITS, lane);
-    const float scale = load_float(scales, a.scale_type, scale_in + long(first / a.v_group) * a.v_scales.s3);
-    const float centroid = table[code];
-    return centroid * scale;
-}
-
-static inline void kv_value_store(device uchar* out, const device uint* signs, constant KVDecodeArgs& a, long i, uint j, float v, bool limit, thread uint& count) {
-    v = v * a.norm;
-    if (limit) {
-        v = limit_f16(v, count);
-    }
-    store_float(out, a.v_type, i + long(j) * a.v_out.s3, negate_if(v, sign_bit(signs, j)));
-}
-
-// v_dim = 32·E, one row per SIMD-group.
-template <uint BITS, uint E>
-static inline void kv_inverse_lanes(const device uchar* k_codes, const device uchar* k_scales, const device uchar* k_zeros, const device uchar* v_codes, const device uchar* v_scales, device uchar* k_out, device uchar* v_out, const device float* table, const device uint* signs, device atomic_uint* limited, constant KVDecodeArgs& a, uint nth, uint lane) {
-    const bool active = nth < a.rows;
-    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
-    kv_keys_row(k_codes, k_scales, k_zeros, k_out, limited, a, row, active, 0, 1, lane);
-    const long code_in = row_offset(a.v_codes, row);
-    const long scale_in = row_offset(a.v_scales, row);
-    float y[E];
-#pragma clang loop unroll(full)
-    for (uint e = 0; e < E; e++) {
-        y[e] = kv_value_lane<BITS>(v_codes, v_scales, table, a, code_in, scale_in, e * 32u, lane);
-    }
-    transform_lanes<E>(y, lane);
-    if (active) {
-        const long out = row_offset(a.v_out, row);
-        const bool limit = limits(a.policy, a.v_type);
-        uint count = 0;
-#pragma clang loop unroll(full)
-        for (uint e = 0; e < E; e++) {
-            kv_value_store(v_out, signs, a, out, e * 32u + lane, y[e], limit, count);
-        }
-        count_limited(limited, count);
-    }
-}
-
-// Any v_dim that fits in threadgroup memory.
-template <uint BITS>
-static inline void kv_inverse_row(const device uchar* k_codes, const device uchar* k_scales, const device uchar* k_zeros, const device uchar* v_codes, const device uchar* v_scales, device uchar* k_out, device uchar* v_out, const device float* table, const device uint* signs, device atomic_uint* limited, constant KVDecodeArgs& a, threadgroup float* memory, uint group, uint thread_index, uint threads, uint lane) {
+static inline void values_inverse_row(const device uchar* codes, const device uchar* scales, device uchar* out, const device float* table, const device uint* signs, device atomic_uint* limited, constant ValuesDecodeArgs& a, threadgroup float* memory, uint group, uint thread_index, uint threads, uint lane) {
     const uint in_group = thread_index / a.threads_per_row;
     const uint t = thread_index - in_group * a.threads_per_row;
     const uint nth = group * (threads / a.threads_per_row) + in_group;
-    const bool active = nth < a.rows;
-    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
-    const uint simd = t / 32u;
-    const uint simds = a.threads_per_row / 32u;
-    kv_keys_row(k_codes, k_scales, k_zeros, k_out, limited, a, row, active, simd, simds, lane);
-    threadgroup float* buf = memory + in_group * a.v_dim;
-    const long code_in = row_offset(a.v_codes, row);
-    const long scale_in = row_offset(a.v_scales, row);
-    for (uint first = simd * 32u; first < a.v_dim; first += simds * 32u) {
-        buf[first + lane] = kv_value_lane<BITS>(v_codes, v_scales, table, a, code_in, scale_in, first, lane);
-    }
-    transform_row(buf, a.v_dim, a.factor, true, t, a.threads_per_row);
-    if (active) {
-        const long out = row_offset(a.v_out, row);
-        const bool limit = limits(a.policy, a.v_type);
-        uint count = 0;
-        for (uint j = t; j < a.v_dim; j += a.threads_per_row) {
-            kv_value_store(v_out, signs, a, out, j, buf[j], limit, count);
+    const bool active = nth < a.span.rows;
+    const uint3 row = split_row(a.span.row0 + (active ? nth : 0u), a.span.n1, a.span.n2);
+    threadgroup float* buf = memory + in_group * a.dim;
+    const device uchar* row_codes = codes + row_offset(a.codes, row);
+    const long scale_in = row_offset(a.scales, row);
+    for (uint n = t; n < a.dim / 8u; n += a.threads_per_row) {
+        const uint2 unit = load_codes<BITS>(row_codes, n, (a.wide & 1u) != 0);
+        const float scale = load_float(scales, a.scale_type, scale_in + long(n >> a.group_shift));
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 8; e++) {
+            buf[n * 8u + e] = table[code_at<BITS>(unit, e)] * scale;
         }
-        count_limited(limited, count);
+    }
+    transform_row(buf, a.dim, a.factor, true, t, a.threads_per_row);
+    if (active) {
+        const long to = row_offset(a.out, row);
+        for (uint n = t; n < a.dim / 8u; n += a.threads_per_row) {
+            float s[8];
+            unit_signs(signs, n * 8u, a.norm, s);
+            float y[8];
+#pragma clang loop unroll(full)
+            for (uint e = 0; e < 8; e++) {
+                y[e] = buf[n * 8u + e] * s[e];
+            }
+            store_eight(out, a.out_type, to + long(n) * 8 * a.out.s3, a.out.s3, (a.wide & 4u) != 0, limits(a.policy, a.out_type), y, limited);
+        }
     }
 }

@@ -1,38 +1,47 @@
 // The inverse rotation (numerics §3) of rows that are not packed: an attention output over
 // rotated values.
 
-static inline void hadamard_store(device uchar* y, const device uint* signs, constant HadamardArgs& a, long i, uint j, float v, bool limit, thread uint& count) {
-    v = v * a.norm;
-    if (limit) {
-        v = limit_f16(v, count);
+static inline void hadamard_store(device uchar* y, const device uint* signs, device atomic_uint* limited, constant HadamardArgs& a, long i, uint j, thread float* v) {
+    float s[8];
+    unit_signs(signs, j, a.norm, s);
+#pragma clang loop unroll(full)
+    for (uint e = 0; e < 8; e++) {
+        v[e] = v[e] * s[e];
     }
-    v = negate_if(v, sign_bit(signs, j));
-    store_float(y, a.y_type, i, v);
+    store_eight(y, a.y_type, i, a.y.s3, (a.wide & 2u) != 0, limits(a.policy, a.y_type), v, limited);
 }
 
-// dim = 32·E, one row per SIMD-group.
-template <uint E>
-static inline void hadamard_lanes(const device uchar* x, device uchar* y, const device uint* signs, device atomic_uint* limited, constant HadamardArgs& a, uint nth, uint lane) {
-    const bool active = nth < a.rows;
-    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
-    const long in = row_offset(a.x, row);
-    float v[E];
+// dim is a power of two: up to 256, or 512 or 1024 where LONG.
+template <bool LONG>
+static inline void hadamard_unit_rows(const device uchar* x, device uchar* y, const device uint* signs, device atomic_uint* limited, constant HadamardArgs& a, uint2 group, uint simd, uint simds, uint lane) {
+    const uint units = a.dim / 8u;
+    float v[8 * UNITS];
 #pragma clang loop unroll(full)
-    for (uint e = 0; e < E; e++) {
-        const uint j = e * 32u + lane;
-        v[e] = canon(load_float(x, a.x_type, in + long(j) * a.x.s3));
+    for (uint r = 0; r < UNITS; r++) {
+        Unit u;
+        unit_at(a.span, group, simd, simds, lane, r, u);
+        load_eight(x, a.x_type, unit_row(a.x, a.span, u) + long(u.x) * 8 * a.x.s3, a.x.s3, (a.wide & 1u) != 0, v + 8 * r);
     }
-    transform_lanes<E>(v, lane);
-    if (active) {
-        const long out = row_offset(a.y, row);
-        const bool limit = limits(a.policy, a.y_type);
-        uint count = 0;
+    if (LONG) {
 #pragma clang loop unroll(full)
-        for (uint e = 0; e < E; e++) {
-            const uint j = e * 32u + lane;
-            hadamard_store(y, signs, a, out + long(j) * a.y.s3, j, v[e], limit, count);
+        for (uint r = 0; r < UNITS; r++) {
+            canon_eight(a.x_type, v + 8 * r);
+            transform_unit(v + 8 * r, units, lane);
         }
-        count_limited(limited, count);
+        transform_between(v, units);
+    }
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < UNITS; r++) {
+        if (!LONG) {
+            canon_eight(a.x_type, v + 8 * r);
+            transform_unit(v + 8 * r, units, lane);
+        }
+        Unit u;
+        unit_at(a.span, group, simd, simds, lane, r, u);
+        if (u.active) {
+            const uint j = ((LONG ? 32u * r : 0u) + lane) * 8u & (a.dim - 1u);
+            hadamard_store(y, signs, limited, a, unit_row(a.y, a.span, u) + long(u.x) * 8 * a.y.s3, j, v + 8 * r);
+        }
     }
 }
 
@@ -41,21 +50,29 @@ static inline void hadamard_row(const device uchar* x, device uchar* y, const de
     const uint in_group = thread_index / a.threads_per_row;
     const uint t = thread_index - in_group * a.threads_per_row;
     const uint nth = group * (threads / a.threads_per_row) + in_group;
-    const bool active = nth < a.rows;
-    const uint3 row = split_row(a.row0 + (active ? nth : 0u), a.n1, a.n2);
+    const bool active = nth < a.span.rows;
+    const uint3 row = split_row(a.span.row0 + (active ? nth : 0u), a.span.n1, a.span.n2);
     threadgroup float* buf = memory + in_group * a.dim;
     const long in = row_offset(a.x, row);
-    for (uint j = t; j < a.dim; j += a.threads_per_row) {
-        buf[j] = canon(load_float(x, a.x_type, in + long(j) * a.x.s3));
+    for (uint n = t; n < a.dim / 8u; n += a.threads_per_row) {
+        float v[8];
+        load_eight(x, a.x_type, in + long(n) * 8 * a.x.s3, a.x.s3, (a.wide & 1u) != 0, v);
+        canon_eight(a.x_type, v);
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 8; e++) {
+            buf[n * 8u + e] = v[e];
+        }
     }
     transform_row(buf, a.dim, a.factor, true, t, a.threads_per_row);
     if (active) {
         const long out = row_offset(a.y, row);
-        const bool limit = limits(a.policy, a.y_type);
-        uint count = 0;
-        for (uint j = t; j < a.dim; j += a.threads_per_row) {
-            hadamard_store(y, signs, a, out + long(j) * a.y.s3, j, buf[j], limit, count);
+        for (uint n = t; n < a.dim / 8u; n += a.threads_per_row) {
+            float v[8];
+#pragma clang loop unroll(full)
+            for (uint e = 0; e < 8; e++) {
+                v[e] = buf[n * 8u + e];
+            }
+            hadamard_store(y, signs, limited, a, out + long(n) * 8 * a.y.s3, n * 8u, v);
         }
-        count_limited(limited, count);
     }
 }

@@ -16,8 +16,7 @@ type Grid struct {
 	Groups, Threads [3]int
 }
 
-// ElementGrid assigns threads to rows of `units` work items: 8 elements of keys_decode,
-// values_decode and kv_decode (the longer of the two), 1 of the rest.
+// ElementGrid assigns threads to rows of `units` work items: 8 elements of affine_dequantize, 1 of the rest.
 func ElementGrid(units, rows, maxThreads int) Grid {
 	threads := min(256, maxThreads)
 	x := min(threads, 1<<bits.Len(uint(max(units, 1)-1)))
@@ -37,6 +36,18 @@ const MatrixMemory = 8 << 10
 // MatrixGrid assigns a threadgroup to each 32 outputs of a number of tiles of rows.
 func MatrixGrid(outputs, tiles int) Grid {
 	return Grid{Groups: [3]int{ceil(outputs, 32) * tiles, 1, 1}, Threads: [3]int{LaneThreads, 1, 1}}
+}
+
+// unitsPerThread is what common.metal calls UNITS.
+const unitsPerThread = 4
+
+// UnitGrid assigns tiles to rows of `width` units. shift is for the span: a tile is 2^shift units of a row, at most
+// its own size, by as many rows as fit.
+func UnitGrid(width, rows, maxThreads int) (g Grid, shift int) {
+	threads := 1 << (bits.Len(uint(min(LaneThreads, maxThreads))) - 1)
+	tile := threads * unitsPerThread
+	shift = min(bits.Len(uint(width-1)), bits.Len(uint(tile))-1)
+	return Grid{Groups: [3]int{ceil(width, 1<<shift), ceil(rows, tile>>shift), 1}, Threads: [3]int{threads, 1, 1}}, shift
 }
 
 // A RowPlan is the launch of a Rows kernel.

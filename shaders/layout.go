@@ -7,10 +7,10 @@ import (
 	"unicode"
 )
 
-// argStructs lists every argument struct, View first.
+// argStructs lists every argument struct, View and Span first.
 var argStructs = []any{
-	View{}, HadamardArgs{}, KeysEncodeArgs{}, KeysDecodeArgs{}, ValuesEncodeArgs{},
-	ValuesDecodeArgs{}, KVDecodeArgs{}, CopyArgs{}, TrellisScalesArgs{}, TrellisEncodeArgs{},
+	View{}, Span{}, HadamardArgs{}, KeysEncodeArgs{}, KeysDecodeArgs{}, ValuesEncodeArgs{},
+	ValuesDecodeArgs{}, CopyArgs{}, TrellisScalesArgs{}, TrellisEncodeArgs{},
 	TrellisExpandArgs{}, ProductInputArgs{}, ProductArgs{}, AffineArgs{}, MaskArgs{}, RowCodeArgs{}, CanaryArgs{},
 }
 

@@ -23,126 +23,94 @@ struct View {
 };
 static_assert(sizeof(View) == 40, "View is laid out as in args.go");
 
-struct HadamardArgs {
-    View x;
-    View y;
+struct Span {
     uint n1;
     uint n2;
     uint row0;
     uint rows;
+    uint width;
+    uint shift;
+};
+static_assert(sizeof(Span) == 24, "Span is laid out as in args.go");
+
+struct HadamardArgs {
+    View x;
+    View y;
+    Span span;
     uint dim;
     uint factor;
     uint threads_per_row;
+    uint wide;
     uint x_type;
     uint y_type;
     uint policy;
     float norm;
-    uint pad;
 };
-static_assert(sizeof(HadamardArgs) == 128, "HadamardArgs is laid out as in args.go");
+static_assert(sizeof(HadamardArgs) == 136, "HadamardArgs is laid out as in args.go");
 
 struct KeysEncodeArgs {
     View x;
     View codes;
     View scales;
     View zeros;
-    uint n1;
-    uint n2;
-    uint row0;
-    uint rows;
-    uint dim;
-    uint group;
+    Span span;
+    uint group_shift;
+    uint wide;
     uint x_type;
     uint scale_type;
     uint policy;
     uint pad;
 };
-static_assert(sizeof(KeysEncodeArgs) == 200, "KeysEncodeArgs is laid out as in args.go");
+static_assert(sizeof(KeysEncodeArgs) == 208, "KeysEncodeArgs is laid out as in args.go");
 
 struct KeysDecodeArgs {
     View codes;
     View scales;
     View zeros;
     View out;
-    uint n1;
-    uint n2;
-    uint row0;
-    uint rows;
-    uint dim;
-    uint group;
+    Span span;
+    uint group_shift;
+    uint wide;
     uint scale_type;
     uint out_type;
-    uint wide;
     uint policy;
+    uint pad;
 };
-static_assert(sizeof(KeysDecodeArgs) == 200, "KeysDecodeArgs is laid out as in args.go");
+static_assert(sizeof(KeysDecodeArgs) == 208, "KeysDecodeArgs is laid out as in args.go");
 
 struct ValuesEncodeArgs {
     View x;
     View codes;
     View scales;
-    uint n1;
-    uint n2;
-    uint row0;
-    uint rows;
+    Span span;
     uint dim;
-    uint group;
     uint factor;
     uint threads_per_row;
+    uint group_shift;
+    uint wide;
     uint x_type;
     uint scale_type;
-    uint search;
     float norm;
 };
-static_assert(sizeof(ValuesEncodeArgs) == 168, "ValuesEncodeArgs is laid out as in args.go");
+static_assert(sizeof(ValuesEncodeArgs) == 176, "ValuesEncodeArgs is laid out as in args.go");
 
 struct ValuesDecodeArgs {
     View codes;
     View scales;
     View out;
-    uint n1;
-    uint n2;
-    uint row0;
-    uint rows;
+    Span span;
     uint dim;
-    uint group;
-    uint scale_type;
-    uint out_type;
-    uint wide;
-    uint policy;
-};
-static_assert(sizeof(ValuesDecodeArgs) == 160, "ValuesDecodeArgs is laid out as in args.go");
-
-struct KVDecodeArgs {
-    View k_codes;
-    View k_scales;
-    View k_zeros;
-    View k_out;
-    View v_codes;
-    View v_scales;
-    View v_out;
-    uint n1;
-    uint n2;
-    uint row0;
-    uint rows;
-    uint k_dim;
-    uint k_group;
-    uint k_bits;
-    uint k_signed;
-    uint v_dim;
-    uint v_group;
     uint factor;
     uint threads_per_row;
+    uint group_shift;
+    uint wide;
     uint scale_type;
-    uint k_type;
-    uint v_type;
-    uint k_wide;
-    uint v_wide;
+    uint out_type;
     uint policy;
     float norm;
     uint pad;
 };
-static_assert(sizeof(KVDecodeArgs) == 360, "KVDecodeArgs is laid out as in args.go");
+static_assert(sizeof(ValuesDecodeArgs) == 184, "ValuesDecodeArgs is laid out as in args.go");
 
 struct CopyArgs {
     View x;

@@ -5,18 +5,25 @@ import (
 	"strings"
 )
 
+const (
+	unitThreads     = "256, 32 elements per thread"
+	rotated         = unitThreads + "; any: max(32, d/8) per row, at least 256 per threadgroup"
+	rotatedMemory   = "none; any: 4·dim per row"
+	rotatedBarriers = "0; any: 1 + passes"
+)
+
 // ops describes each operation for the kernel table: what a threadgroup holds, and the bytes
 // moved per element, with b bits per code, x and y the input's and output's element size, s the
 // scale's size, G the group.
 var ops = []struct{ op, does, threads, memory, moved, barriers string }{
 	{"canary", "device self-test", "32", "none", "not applicable", "0"},
-	{"hadamard", "inverse rotation of rows that are not packed", "d: 256, 32 per row; any: max(32, d/8) per row, at least 256 per threadgroup", "d: none; any: 4·dim per row", "x + y", "d: 0; any: 1 + passes"},
-	{"keys_encode", "keys to codes, scales, zeros", "256, 32 per row", "none", "x + b/8 + 2s/G", "0"},
-	{"keys_decode", "codes to keys", "256, 8 elements per thread", "none", "b/8 + 2s/G + y", "0"},
-	{"values_encode", "canon, rotate, scale, index, pack in one pass", "d: 256, 32 per row; any: max(32, d/8) per row, at least 256 per threadgroup", "d: none; any: 4·dim per row", "x + b/8 + s/G", "d: 0; any: 1 + passes"},
-	{"values_decode", "codes to rotated values", "256, 8 elements per thread", "none", "b/8 + s/G + y", "0"},
-	{"kv_decode", "keys and rotated values together", "256, 8 keys and 8 values per thread", "none", "keys_decode and values_decode", "0"},
-	{"kv_inverse", "keys, and values with the rotation undone", "d: 256, 32 per row; any: max(32, d/8) per row, at least 256 per threadgroup", "d: none; any: 4·dim per row", "keys_decode and values_decode", "d: 0; any: 1 + passes"},
+	{"hadamard", "inverse rotation of rows that are not packed", rotated, rotatedMemory, "x + y", rotatedBarriers},
+	{"keys_encode", "keys to codes, scales, zeros", unitThreads, "none", "x + b/8 + 2s/G", "0"},
+	{"keys_decode", "codes to keys", unitThreads, "none", "b/8 + 2s/G + y", "0"},
+	{"values_encode", "canon, rotate, scale, index, pack in one pass", rotated, rotatedMemory, "x + b/8 + s/G", rotatedBarriers},
+	{"values_search", "the same with the searched scale", rotated, rotatedMemory, "x + b/8 + s/G", rotatedBarriers},
+	{"values_decode", "codes to rotated values", unitThreads, "none", "b/8 + s/G + y", "0"},
+	{"values_inverse", "codes to values, with the rotation undone", rotated, rotatedMemory, "b/8 + s/G + y", rotatedBarriers},
 	{"trellis_scales", "row scales", "256, 32 per row", "none", "x", "0"},
 	{"trellis_refit", "refitted row scales", "256, 32 per row", "none", "x + 2", "0"},
 	{"trellis_encode", "Viterbi search of 2^(12−L) blocks per round (k), or of one (any, device)", "k: 256, 2^(L−4) per block; any, device: up to 2^(L−k)", "k: 8·2^(12−k) per round (128·2^(12−L) if that is more); any: 256 + 8·2^L; device: 256", "x + b/8, and in scratch per pass 2^(L−4) (k > 4, any, device: 2^(L−k); device: 8·2^L more)", "k: 2 + T (k ≤ 2: 2 + T/2) per pass; any, device: 3 + T; 1 or 2 per block"},

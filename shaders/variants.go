@@ -19,6 +19,8 @@ const (
 	Rows
 	// Blocks: a threadgroup per trellis block: TrellisLaunch.
 	Blocks
+	// Units: 4 units of eight elements per thread, in whole SIMD-groups: UnitGrid.
+	Units
 	// Single: one threadgroup of 32.
 	Single
 	// Matrices: a threadgroup of LaneThreads per 32 outputs and tile of rows, MatrixMemory of
@@ -27,7 +29,7 @@ const (
 )
 
 func (l Launch) String() string {
-	return [...]string{"elements", "lanes", "rows", "blocks", "single", "matrices"}[l]
+	return [...]string{"elements", "lanes", "rows", "blocks", "units", "single", "matrices"}[l]
 }
 
 // A Param is a buffer of a kernel; its index is its place in the list. The argument
@@ -43,7 +45,7 @@ type Variant struct {
 	Bits    int  // of the values, the packed codes or the trellis; 0: any
 	KeyBits int  // of the keys; 0: any or none
 	Signed  bool // int8 keys
-	Dim     int  // row length served, 0: any
+	Dims    Dims // row lengths served
 	Size    int  // element size in bytes that copy and mask serve
 	Tile    int  // rows of x that a SIMD-group of a product takes
 	Outputs int  // and outputs
@@ -53,6 +55,21 @@ type Variant struct {
 	Launch Launch
 
 	call string // the body it calls
+}
+
+// Dims are the powers of two from Min to Max, or any row length where Max is 0.
+type Dims struct{ Min, Max int }
+
+// Has reports whether d is one of them.
+func (s Dims) Has(d int) bool {
+	return s.Max == 0 || s.Min <= d && d <= s.Max && d&(d-1) == 0
+}
+
+func (s Dims) String() string {
+	if s.Max == 0 {
+		return "any"
+	}
+	return fmt.Sprintf("%d to %d", s.Min, s.Max)
 }
 
 // Buffers returns how many buffers the kernel binds, the arguments included.
@@ -85,8 +102,9 @@ var keyFormats = []struct {
 	signed bool
 }{{"s8", 8, true}, {"u8", 8, false}, {"u5", 5, false}, {"u4", 4, false}, {"u3", 3, false}, {"u2", 2, false}}
 
-// laneDims are the row lengths that fit in the registers of a SIMD-group.
-var laneDims = []int{32, 64, 128, 256, 512, 1024}
+// unitDims are the row lengths whose rotation stays in a SIMD-group's registers: where a lane's units are of rows of
+// their own, and where (long) they are of one row or two.
+var unitDims, longDims = Dims{32, 256}, Dims{512, 1024}
 
 // Variants returns every kernel, family by family.
 func Variants() []Variant { return slices.Clone(variants()) }
@@ -101,53 +119,49 @@ func makeVariants() []Variant {
 		Params: []Param{{"in", wordsIn}, {"out", wordsOut}}, call: "canary_probe"})
 
 	hadamard := []Param{{"x", bytesIn}, {"y", bytesOut}, {"signs", wordsIn}, {"limited", status}}
-	for _, d := range laneDims {
-		add(Variant{Name: fmt.Sprintf("hadamard_d%d", d), Family: "hadamard", Op: "hadamard", Dim: d, Launch: Lanes, Args: "HadamardArgs",
-			Params: hadamard, call: fmt.Sprintf("hadamard_lanes<%d>", d/32)})
-	}
+	add(Variant{Name: "hadamard_units", Family: "hadamard", Op: "hadamard", Dims: unitDims, Launch: Units, Args: "HadamardArgs", Params: hadamard, call: "hadamard_unit_rows<false>"})
+	add(Variant{Name: "hadamard_long", Family: "hadamard", Op: "hadamard", Dims: longDims, Launch: Units, Args: "HadamardArgs", Params: hadamard, call: "hadamard_unit_rows<true>"})
 	add(Variant{Name: "hadamard_any", Family: "hadamard", Op: "hadamard", Launch: Rows, Args: "HadamardArgs", Params: hadamard, call: "hadamard_row"})
 
 	for _, f := range keyFormats {
-		add(Variant{Name: "keys_encode_" + f.name, Family: "keys", Op: "keys_encode", KeyBits: f.bits, Signed: f.signed, Launch: Lanes, Args: "KeysEncodeArgs",
+		add(Variant{Name: "keys_encode_" + f.name, Family: "keys", Op: "keys_encode", KeyBits: f.bits, Signed: f.signed, Launch: Units, Args: "KeysEncodeArgs",
 			Params: []Param{{"x", bytesIn}, {"codes", bytesOut}, {"scales", bytesOut}, {"zeros", bytesOut}, {"status", status}},
-			call:   fmt.Sprintf("keys_encode_row<%d, %t>", f.bits, f.signed)})
+			call:   fmt.Sprintf("keys_encode_units<%d, %t>", f.bits, f.signed)})
 	}
 	for _, f := range keyFormats {
-		add(Variant{Name: "keys_decode_" + f.name, Family: "keys", Op: "keys_decode", KeyBits: f.bits, Signed: f.signed, Launch: Elements, Args: "KeysDecodeArgs",
+		add(Variant{Name: "keys_decode_" + f.name, Family: "keys", Op: "keys_decode", KeyBits: f.bits, Signed: f.signed, Launch: Units, Args: "KeysDecodeArgs",
 			Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"zeros", bytesIn}, {"out", bytesOut}, {"limited", status}},
-			call:   fmt.Sprintf("keys_decode_unit<%d, %t>", f.bits, f.signed)})
+			call:   fmt.Sprintf("keys_decode_units<%d, %t>", f.bits, f.signed)})
 	}
 
 	encode := []Param{{"x", bytesIn}, {"codes", bytesOut}, {"scales", bytesOut}, {"status", status}, {"table", floatsIn}, {"signs", wordsIn}}
-	for _, bits := range valueBits {
-		for _, d := range laneDims {
-			add(Variant{Name: fmt.Sprintf("values_encode_b%d_d%d", bits, d), Family: "values", Op: "values_encode", Bits: bits, Dim: d, Launch: Lanes,
-				Args: "ValuesEncodeArgs", Params: encode, call: fmt.Sprintf("values_encode_lanes<%d, %d>", bits, d/32)})
+	for _, op := range []string{"values_encode", "values_search"} {
+		for _, bits := range valueBits {
+			v := Variant{Name: fmt.Sprintf("%s_b%d", op, bits), Family: "values", Op: op, Bits: bits, Launch: Units, Args: "ValuesEncodeArgs", Params: encode}
+			for i, dims := range []Dims{unitDims, longDims} {
+				v.Dims, v.call = dims, fmt.Sprintf("values_encode_units<%d, %t, %t>", bits, op == "values_search", i == 1)
+				add(v)
+				v.Name += "_long"
+			}
+			add(Variant{Name: fmt.Sprintf("%s_b%d_any", op, bits), Family: "values", Op: op, Bits: bits, Launch: Rows,
+				Args: "ValuesEncodeArgs", Params: encode, call: fmt.Sprintf("values_encode_row<%d, %t>", bits, op == "values_search")})
 		}
-		add(Variant{Name: fmt.Sprintf("values_encode_b%d_any", bits), Family: "values", Op: "values_encode", Bits: bits, Launch: Rows,
-			Args: "ValuesEncodeArgs", Params: encode, call: fmt.Sprintf("values_encode_row<%d>", bits)})
 	}
 
 	for _, bits := range valueBits {
-		add(Variant{Name: fmt.Sprintf("values_decode_b%d", bits), Family: "decode", Op: "values_decode", Bits: bits, Launch: Elements, Args: "ValuesDecodeArgs",
-			Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"out", bytesOut}, {"table", floatsIn}, {"limited", status}}, call: fmt.Sprintf("values_decode_unit<%d>", bits)})
+		add(Variant{Name: fmt.Sprintf("values_decode_b%d", bits), Family: "decode", Op: "values_decode", Bits: bits, Launch: Units, Args: "ValuesDecodeArgs",
+			Params: []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"out", bytesOut}, {"table", floatsIn}, {"limited", status}}, call: fmt.Sprintf("values_decode_units<%d>", bits)})
 	}
-	joint := []Param{{"k_codes", bytesIn}, {"k_scales", bytesIn}, {"k_zeros", bytesIn}, {"v_codes", bytesIn}, {"v_scales", bytesIn},
-		{"k_out", bytesOut}, {"v_out", bytesOut}, {"table", floatsIn}}
-	for _, f := range keyFormats {
-		for _, bits := range valueBits {
-			add(Variant{Name: fmt.Sprintf("kv_decode_%s_b%d", f.name, bits), Family: "decode", Op: "kv_decode", Bits: bits, KeyBits: f.bits, Signed: f.signed,
-				Launch: Elements, Args: "KVDecodeArgs", Params: append(joint[:len(joint):len(joint)], Param{"limited", status}), call: fmt.Sprintf("kv_decode_unit<%d, %t, %d>", f.bits, f.signed, bits)})
-		}
-	}
-	inverse := append(joint[:len(joint):len(joint)], Param{"signs", wordsIn}, Param{"limited", status})
+	inverse := []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"out", bytesOut}, {"table", floatsIn}, {"signs", wordsIn}, {"limited", status}}
 	for _, bits := range valueBits {
-		for _, d := range laneDims {
-			add(Variant{Name: fmt.Sprintf("kv_inverse_b%d_d%d", bits, d), Family: "decode", Op: "kv_inverse", Bits: bits, Dim: d, Launch: Lanes,
-				Args: "KVDecodeArgs", Params: inverse, call: fmt.Sprintf("kv_inverse_lanes<%d, %d>", bits, d/32)})
+		v := Variant{Name: fmt.Sprintf("values_inverse_b%d", bits), Family: "decode", Op: "values_inverse", Bits: bits, Launch: Units, Args: "ValuesDecodeArgs", Params: inverse}
+		for i, dims := range []Dims{unitDims, longDims} {
+			v.Dims, v.call = dims, fmt.Sprintf("values_inverse_units<%d, %t>", bits, i == 1)
+			add(v)
+			v.Name += "_long"
 		}
-		add(Variant{Name: fmt.Sprintf("kv_inverse_b%d_any", bits), Family: "decode", Op: "kv_inverse", Bits: bits, Launch: Rows,
-			Args: "KVDecodeArgs", Params: inverse, call: fmt.Sprintf("kv_inverse_row<%d>", bits)})
+		add(Variant{Name: fmt.Sprintf("values_inverse_b%d_any", bits), Family: "decode", Op: "values_inverse", Bits: bits, Launch: Rows,
+			Args: "ValuesDecodeArgs", Params: inverse, call: fmt.Sprintf("values_inverse_row<%d>", bits)})
 	}
 
 	add(Variant{Name: "trellis_scales", Family: "trellis", Op: "trellis_scales", Launch: Lanes, Args: "TrellisScalesArgs",
@@ -313,6 +327,8 @@ var builtins = map[Launch]struct{ params, pass string }{
 		"memory, group, groups, thread_index, threads, lane"},
 	Matrices: {"threadgroup float* memory [[threadgroup(0)]],\n    uint group [[threadgroup_position_in_grid]],\n" +
 		"    uint simd [[simdgroup_index_in_threadgroup]],\n    uint lane [[thread_index_in_simdgroup]]", "memory, group, simd, lane"},
+	Units: {"uint2 group [[threadgroup_position_in_grid]],\n    uint simd [[simdgroup_index_in_threadgroup]],\n" +
+		"    uint simds [[simdgroups_per_threadgroup]],\n    uint lane [[thread_index_in_simdgroup]]", "group, simd, simds, lane"},
 	Single: {"uint lane [[thread_index_in_simdgroup]],\n    uint width [[threads_per_simdgroup]]", "lane, width"},
 }
 
@@ -326,7 +342,7 @@ func (v Variant) maxThreads() int {
 			return SearchThreads
 		}
 		return 1024
-	case Elements, Lanes, Matrices:
+	case Elements, Lanes, Units, Matrices:
 		return LaneThreads
 	}
 	return 0

@@ -26,7 +26,7 @@ type need struct {
 }
 
 func (n need) met(v shaders.Variant) bool {
-	return (v.Bits == 0 || v.Bits == n.bits) && (v.Dim == 0 || v.Dim == n.dim) && (v.Size == 0 || v.Size == n.size) &&
+	return (v.Bits == 0 || v.Bits == n.bits) && v.Dims.Has(n.dim) && (v.Size == 0 || v.Size == n.size) &&
 		(v.KeyBits == 0 || v.KeyBits == n.keyBits && v.Signed == n.signed) && (v.Tile == 0 || v.Tile == v.TileFor(n.rows))
 }
 
@@ -94,7 +94,7 @@ func conditions(v shaders.Variant) []condition {
 		c = append(c, eights)
 	}
 	switch v.Launch {
-	case shaders.Lanes:
+	case shaders.Lanes, shaders.Units:
 		c = append(c, simd)
 	case shaders.Rows:
 		c = append(c, simd, row)
@@ -231,7 +231,7 @@ func serves(kernels []shaders.Variant) []string {
 	}{
 		{"keys", keyText},
 		{"bits", func(v shaders.Variant) string { return number(v.Bits) }},
-		{"dim", func(v shaders.Variant) string { return number(v.Dim) }},
+		{"dim", func(v shaders.Variant) string { return v.Dims.String() }},
 		{"bytes", func(v shaders.Variant) string { return number(v.Size) }},
 		{"rows", func(v shaders.Variant) string { return number(v.Tile) }},
 	} {

@@ -146,6 +146,7 @@ type arrangement struct {
 	gap   int
 	skew  int
 	owned bool
+	room  int // more rows that the innermost leading dimension has room for
 }
 
 // place copies x, of four dimensions and more, into memory in layout l.
@@ -159,6 +160,9 @@ func (e *exercise) place(x codec.Tensor, l arrangement) placed {
 	for _, i := range l.order {
 		stride[i] = step
 		step = step*x.Shape[i] + l.gap
+		if i == len(x.Shape)-2 {
+			step += stride[i] * l.room
+		}
 	}
 	n := l.skew + step*x.DType.Size() + 37
 	var all []byte
@@ -223,15 +227,17 @@ func (e *exercise) wrote(what string, p placed, want codec.Tensor) {
 }
 
 var layouts = []arrangement{
-	{"dense", []int{3, 2, 1, 0}, 0, 0, false},
-	{"transposed", []int{3, 1, 2, 0}, 0, 0, false},
-	{"gaps", []int{3, 0, 2, 1}, 5, 3, false},
-	{"columns", []int{0, 2, 1, 3}, 0, 1, false},
-	{"owned dense", []int{3, 2, 1, 0}, 0, 32, true},
-	{"owned transposed", []int{3, 0, 2, 1}, 0, 8, true},
-	{"owned gaps", []int{3, 0, 2, 1}, 5, 4, true},
-	{"owned odd", []int{3, 2, 1, 0}, 0, 3, true},
-	{"owned odd gaps", []int{3, 1, 2, 0}, 7, 5, true},
+	{"dense", []int{3, 2, 1, 0}, 0, 0, false, 0},
+	{"transposed", []int{3, 1, 2, 0}, 0, 0, false, 0},
+	{"gaps", []int{3, 0, 2, 1}, 5, 3, false, 0},
+	{"columns", []int{0, 2, 1, 3}, 0, 1, false, 0},
+	{"owned dense", []int{3, 2, 1, 0}, 0, 32, true, 0},
+	{"owned transposed", []int{3, 0, 2, 1}, 0, 8, true, 0},
+	{"owned gaps", []int{3, 0, 2, 1}, 5, 4, true, 0},
+	{"owned odd", []int{3, 2, 1, 0}, 0, 3, true, 0},
+	{"owned odd gaps", []int{3, 1, 2, 0}, 7, 5, true, 0},
+	{"owned capacity", []int{3, 2, 1, 0}, 0, 64, true, 4},
+	{"owned odd capacity", []int{3, 2, 1, 0}, 0, 2, true, 3},
 }
 
 // kv runs every method on one input.
@@ -353,6 +359,10 @@ func (e *exercise) all() {
 				p.Group = 32 + 32*(i%2)
 			}
 			e.kv(p, allTypes[i/3%3], allTypes[i/2%3], lead, layouts[i%len(layouts)], uint64(i))
+			if d >= 512 {
+				p.Scale = codec.Search - p.Scale
+				e.kv(p, allTypes[i/3%3], allTypes[i/2%3], lead, layouts[(i+5)%len(layouts)], uint64(i))
+			}
 			i++
 		}
 		for j, f := range formats {
@@ -360,8 +370,14 @@ func (e *exercise) all() {
 			e.kv(p, allTypes[j%3], allTypes[(j+1)%3], []int{1, 2, 2}, layouts[(i+j)%len(layouts)], uint64(i))
 		}
 	}
+	// More units than a threadgroup takes, in rows of one, in one row and in runs.
+	for j, l := range []string{"dense", "owned transposed", "owned capacity"} {
+		at := slices.IndexFunc(layouts, func(a arrangement) bool { return a.name == l })
+		p := codec.KVParams{HeadDim: 256 >> j, Keys: formats[2*j], Values: codec.Q3_0, Policy: codec.Policy(j % 2)}
+		e.kv(p, codec.F16, codec.BF16, []int{2, 3, 19}, layouts[at], uint64(j))
+	}
 	// Six dimensions that do not merge: more than a kernel's four.
-	deep := arrangement{"deep", []int{5, 0, 2, 4, 1, 3}, 4, 4, true}
+	deep := arrangement{"deep", []int{5, 0, 2, 4, 1, 3}, 4, 4, true, 0}
 	e.kv(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0}, codec.F32, codec.F32, []int{2, 2, 2, 2, 2}, deep, 1)
 	e.kv(codec.KVParams{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q3_0}, codec.F16, codec.BF16, []int{2, 2, 2, 2, 2}, deep, 2)
 	for k := 1; k <= 8; k++ {

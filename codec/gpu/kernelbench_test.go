@@ -60,41 +60,34 @@ func BenchmarkKernels(b *testing.B) {
 			b.ReportMetric(float64(elements)/ns*1e3, "Melem/s")
 		})
 	}
-	total := func(planes []codec.Plane) (n int) {
-		for _, p := range planes {
-			n += rows * p.RowLen
-		}
-		return n
+	x := tensor(codec.F16, normals(rows*128), rows, 128)
+	y, z := codec.NewTensor(codec.BF16, rows, 128), codec.NewTensor(codec.BF16, rows, 128)
+	w := codec.NewTensor(codec.F16, rows, 128)
+	kv := func(p codec.KVParams, suffix string) {
+		benchmarkKV(b, m, p, rows*128/p.HeadDim, suffix, [4]codec.Tensor{x, y, z, w}, run)
 	}
-	const d = 128
-	x := tensor(codec.F16, normals(rows*d), rows, d)
-	y, z := codec.NewTensor(codec.BF16, rows, d), codec.NewTensor(codec.BF16, rows, d)
-	w := codec.NewTensor(codec.F16, rows, d)
 	for _, p := range []codec.KVParams{
-		{HeadDim: d, Keys: codec.Q8_0, Values: codec.Q3_0},
-		{HeadDim: d, Keys: codec.Q4_0, Values: codec.Q4_0},
-		{HeadDim: d, Keys: codec.Q8_0, Values: codec.Q4_0, Scale: codec.Search},
-		{HeadDim: d, Keys: codec.R4, Values: codec.R4, CentreKeys: true},
-		{HeadDim: d, Keys: codec.T3, Values: codec.T4, CentreKeys: true},
+		{HeadDim: 128, Keys: codec.Q8_0, Values: codec.Q3_0},
+		{HeadDim: 128, Keys: codec.Q4_0, Values: codec.Q4_0},
+		{HeadDim: 128, Keys: codec.Q8_0, Values: codec.Q4_0, Scale: codec.Search},
+		{HeadDim: 128, Keys: codec.R4, Values: codec.R4, CentreKeys: true},
+		{HeadDim: 128, Keys: codec.T3, Values: codec.T4, CentreKeys: true},
+		{HeadDim: 64, Keys: codec.Q8_0, Values: codec.Q3_0},
+		{HeadDim: 64, Keys: codec.Q4_0, Values: codec.Q4_0},
+		{HeadDim: 256, Keys: codec.Q8_0, Values: codec.Q3_0},
+		{HeadDim: 256, Keys: codec.Q4_0, Values: codec.Q4_0},
+		{HeadDim: 512, Keys: codec.Q4_0, Values: codec.Q4_0},
+		{HeadDim: 96, Keys: codec.Q4_0, Values: codec.Q4_0},
+		{HeadDim: 160, Keys: codec.Q4_0, Values: codec.Q4_0},
+		{HeadDim: 128, Keys: codec.Q4_0, Values: codec.Q4_0, Policy: codec.Compat, Group: 64},
 	} {
-		kv := newCodec(b, m, p)
-		var k codec.Keys
-		var v codec.Values
-		if p.CentreKeys {
-			c, err := codec.NewCentre(codec.Tensor{DType: x.DType, Shape: []int{256, d}, Data: x.Data})
-			if err != nil {
-				b.Fatal(err)
-			}
-			k.Centre = c
-		}
-		kp, vp, half := total(k.Planes(p)), total(v.Planes(p)), 2*rows*d
-		name := fmt.Sprintf("%v+%v,%v", p.Keys, p.Values, p.Scale)
-		run("EncodeKeys/"+name, rows*d, half+kp, func() error { return kv.EncodeKeys(&k, x) })
-		run("EncodeValues/"+name, rows*d, half+vp, func() error { return kv.EncodeValues(&v, x) })
-		run("DecodeRotated/"+name, 2*rows*d, 2*half+kp+vp, func() error { return kv.DecodeRotated(y, z, k, v) })
-		run("Decode/"+name, 2*rows*d, 2*half+kp+vp, func() error { return kv.Decode(y, z, k, v) })
-		run("Unrotate/"+name, rows*d, 2*half, func() error { return kv.Unrotate(w, x) })
+		kv(p, "")
 	}
+	// Heads in another order than their codes, as in a cache with room for more tokens, and the heads of a token side by
+	// side.
+	p := codec.KVParams{HeadDim: 128, Keys: codec.Q4_0, Values: codec.Q4_0}
+	kv(p, ",runs")
+	kv(p, ",tokens")
 	for _, L := range []int{9, 10, 11} {
 		p := trellis.DefaultParams(2)
 		p.L = L
@@ -115,6 +108,9 @@ func BenchmarkKernels(b *testing.B) {
 		run(fmt.Sprintf("EncodeWeights/k=%d", k), few.Out*few.In, 4*few.Out*few.In, func() error {
 			return c.Encode(context.Background(), &small, codec.Tensor{}, weights, few)
 		})
+		if len(small.Codes) == 0 {
+			continue // -bench did not ask for weights
+		}
 		for _, interleaved := range []bool{false, true} {
 			big = trellis.Matrix{Params: p, Geometry: trellis.Geometry{Axis: 1, Out: out, In: in, Interleaved: interleaved}}
 			big.Codes, big.Scales = make([]uint32, big.Geometry.CodesLen(p)), make([]uint16, out)
@@ -158,4 +154,49 @@ func BenchmarkKernels(b *testing.B) {
 		xs, ys := tensor(codec.BF16, normals(M*in), M, in), codec.NewTensor(codec.BF16, M, out)
 		run(fmt.Sprintf("AffineMatMul/4,64,M=%d,fast", M), M*out*in, bytes, func() error { return c.MatMul(ys, xs, a, codec.ProductOptions{Order: codec.Fast}) })
 	}
+}
+
+// benchmarkKV measures the operations of a KV codec over rows rows, in the layout that suffix names, and in the memory of
+// an input and three outputs.
+func benchmarkKV(b *testing.B, m *Backend, p codec.KVParams, rows int, suffix string, memory [4]codec.Tensor, run func(name string, elements, bytes int, call func() error)) {
+	total := func(planes []codec.Plane) (n int) {
+		for _, p := range planes {
+			n += rows * p.RowLen
+		}
+		return n
+	}
+	d := p.HeadDim
+	place := func(t codec.Tensor) codec.Tensor {
+		const n = 8
+		t.Shape = []int{rows, d}
+		switch suffix {
+		case ",runs":
+			run := rows / n / n * d
+			t.Shape, t.Stride = []int{n, n, rows / n / n, d}, []int{run, n * run, d, 1}
+		case ",tokens":
+			t.Shape, t.Stride = []int{n, rows / n, d}, []int{d, n * d, 1}
+		}
+		return t
+	}
+	x, y, z, w := place(memory[0]), place(memory[1]), place(memory[2]), place(memory[3])
+	kv := newCodec(b, m, p)
+	var k codec.Keys
+	var v codec.Values
+	if p.CentreKeys {
+		c, err := codec.NewCentre(codec.Tensor{DType: x.DType, Shape: []int{256, d}, Data: x.Data})
+		if err != nil {
+			b.Fatal(err)
+		}
+		k.Centre = c
+	}
+	kp, vp, half := total(k.Planes(p)), total(v.Planes(p)), 2*rows*d
+	name := fmt.Sprintf("d=%d,%v+%v,%v%s", d, p.Keys, p.Values, p.Scale, suffix)
+	if p.Policy == codec.Compat {
+		name += ",compat"
+	}
+	run("EncodeKeys/"+name, rows*d, half+kp, func() error { return kv.EncodeKeys(&k, x) })
+	run("EncodeValues/"+name, rows*d, half+vp, func() error { return kv.EncodeValues(&v, x) })
+	run("DecodeRotated/"+name, 2*rows*d, 2*half+kp+vp, func() error { return kv.DecodeRotated(y, z, k, v) })
+	run("Decode/"+name, 2*rows*d, 2*half+kp+vp, func() error { return kv.Decode(y, z, k, v) })
+	run("Unrotate/"+name, rows*d, 2*half, func() error { return kv.Unrotate(w, x) })
 }

@@ -70,11 +70,12 @@ func (c *kv) EncodeKeys(dst codec.Keys, x codec.Tensor) (driver.Found, error) {
 	}
 	ops := append([]*operand{c.e.tensor(x, false)}, c.keys(dst, true)...)
 	return c.encode(ops, func(s *slab, status gpu.Binding) error {
+		l := s.lay(k, p.HeadDim)
 		args := shaders.KeysEncodeArgs{
-			X: s.view[0], Codes: s.view[1], Scales: s.view[2], Zeros: s.view[3], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height,
-			Dim: uint32(p.HeadDim), Group: uint32(p.Group), XType: dtypes[x.DType], ScaleType: dtypes[p.ScaleType], Policy: policies[p.Policy],
+			X: s.view[0], Codes: s.view[1], Scales: s.view[2], Zeros: s.view[3], Span: l.span, Wide: l.wide, GroupShift: groupShift(p.Group),
+			XType: dtypes[x.DType], ScaleType: dtypes[p.ScaleType], Policy: policies[p.Policy],
 		}
-		s.add(k, s.n, shaders.LaneGrid(s.n, k.pipeline.MaxThreads()), 0, &args, append(s.at, status)...)
+		s.add(k, s.n, l.Grid, l.memory, &args, append(s.at, status)...)
 		return nil
 	})
 }
@@ -82,7 +83,11 @@ func (c *kv) EncodeKeys(dst codec.Keys, x codec.Tensor) (driver.Found, error) {
 // EncodeValues rotates and packs x (docs/numerics.md §1, §3, §4, §5).
 func (c *kv) EncodeValues(dst codec.Values, x codec.Tensor) (driver.Found, error) {
 	p, d := c.p, c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "values_encode", bits: p.Values.Bits(), dim: d})
+	op := "values_encode"
+	if p.Scale == codec.Search {
+		op = "values_search"
+	}
+	k, err := c.e.kernels.pick(need{op: op, bits: p.Values.Bits(), dim: d})
 	if err != nil {
 		return driver.Found{}, c.e.failed(err)
 	}
@@ -92,16 +97,13 @@ func (c *kv) EncodeValues(dst codec.Values, x codec.Tensor) (driver.Found, error
 		if err != nil {
 			return err
 		}
-		l := c.e.launchRow(k, d, s.n)
+		l := s.lay(k, d)
 		args := shaders.ValuesEncodeArgs{
-			X: s.view[0], Codes: s.view[1], Scales: s.view[2], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height,
-			Dim: uint32(d), Group: uint32(p.Group), Factor: factor(d), ThreadsPerRow: uint32(l.ThreadsPerRow),
+			X: s.view[0], Codes: s.view[1], Scales: s.view[2], Span: l.span, Wide: l.wide, GroupShift: groupShift(p.Group),
+			Dim: uint32(d), Factor: factor(d), ThreadsPerRow: l.threadsPerRow,
 			XType: dtypes[x.DType], ScaleType: dtypes[p.ScaleType], Norm: hadamard.Norm(d),
 		}
-		if p.Scale == codec.Search {
-			args.Search = 1
-		}
-		s.add(k, s.n, l.Grid, l.Bytes, &args, append(s.at, status, levels, signs)...)
+		s.add(k, s.n, l.Grid, l.memory, &args, append(s.at, status, levels, signs)...)
 		return nil
 	})
 }
@@ -141,125 +143,86 @@ func (c *kv) decode(ops []*operand, halves bool, add func(s *slab, count gpu.Bin
 	return saturated, err
 }
 
-// DecodeKeys unpacks k (docs/numerics.md §2).
-func (c *kv) DecodeKeys(dst codec.Tensor, keys codec.Keys) (saturated int, err error) {
+// keyDecoder returns what adds the decoding of keys to t, over slabs of their operands and t's.
+func (c *kv) keyDecoder(t codec.DType) (func(s *slab, count gpu.Binding) error, error) {
 	p := c.p
 	k, err := c.e.kernels.pick(need{op: "keys_decode", keyBits: p.Keys.Bits(), signed: p.Keys.Signed()})
-	if err != nil {
-		return 0, c.e.failed(err)
-	}
-	ops := append(c.keys(keys, false), c.e.tensor(dst, true))
-	return c.decode(ops, dst.DType == codec.F16, func(s *slab, count gpu.Binding) error {
+	return func(s *slab, count gpu.Binding) error {
+		l := s.lay(k, p.HeadDim)
 		args := shaders.KeysDecodeArgs{
-			Codes: s.view[0], Scales: s.view[1], Zeros: s.view[2], Out: s.view[3], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height,
-			Dim: uint32(p.HeadDim), Group: uint32(p.Group), ScaleType: dtypes[p.ScaleType], OutType: dtypes[dst.DType], Wide: wide(s.view[3]), Policy: policies[c.p.Policy],
+			Codes: s.view[0], Scales: s.view[1], Zeros: s.view[2], Out: s.view[3], Span: l.span, Wide: l.wide, GroupShift: groupShift(p.Group),
+			ScaleType: dtypes[p.ScaleType], OutType: dtypes[t], Policy: policies[p.Policy],
 		}
-		s.add(k, s.n, shaders.ElementGrid(p.HeadDim/8, s.n, k.pipeline.MaxThreads()), 0, &args, append(s.at, count)...)
+		s.add(k, s.n, l.Grid, l.memory, &args, append(s.at, count)...)
 		return nil
-	})
+	}, err
 }
 
-// DecodeValues unpacks v, and rotates it back unless rotated is set (docs/numerics.md §3, §4).
-func (c *kv) DecodeValues(dst codec.Tensor, v codec.Values, rotated bool) (saturated int, err error) {
+// valueDecoder returns what adds the decoding of values to t, and their inverse rotation unless rotated is set, over
+// slabs of their operands and t's.
+func (c *kv) valueDecoder(t codec.DType, rotated bool) (func(s *slab, count gpu.Binding) error, error) {
+	p, d := c.p, c.p.ValueHeadDim
+	n := need{op: "values_decode", bits: p.Values.Bits()}
 	if !rotated {
-		return c.decodeInverse(codec.Tensor{}, dst, codec.Keys{}, v)
+		n = need{op: "values_inverse", bits: p.Values.Bits(), dim: d}
 	}
-	p, d := c.p, c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "values_decode", bits: p.Values.Bits()})
-	if err != nil {
-		return 0, c.e.failed(err)
-	}
-	ops := append(c.values(v, false), c.e.tensor(dst, true))
-	return c.decode(ops, dst.DType == codec.F16, func(s *slab, count gpu.Binding) error {
-		levels, err := s.table(tableKey{levelTable, p.Values.Bits(), 0})
-		if err != nil {
-			return err
-		}
-		args := shaders.ValuesDecodeArgs{
-			Codes: s.view[0], Scales: s.view[1], Out: s.view[2], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height,
-			Dim: uint32(d), Group: uint32(p.Group), ScaleType: dtypes[p.ScaleType], OutType: dtypes[dst.DType], Wide: wide(s.view[2]), Policy: policies[c.p.Policy],
-		}
-		s.add(k, s.n, shaders.ElementGrid(d/8, s.n, k.pipeline.MaxThreads()), 0, &args, append(s.at, levels, count)...)
-		return nil
-	})
-}
-
-// Decode is DecodeKeys and DecodeValues in one pass.
-func (c *kv) Decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values, rotated bool) (saturated int, err error) {
-	if rotated {
-		return c.decodeJoint(dstK, dstV, k, v)
-	}
-	return c.decodeInverse(dstK, dstV, k, v)
-}
-
-// jointArgs are the arguments that the two joint kernels share. v is in the order of their buffers.
-func (c *kv) jointArgs(s *slab, v []shaders.View, dstK, dstV codec.DType) shaders.KVDecodeArgs {
-	p := c.p
-	return shaders.KVDecodeArgs{
-		KCodes: v[0], KScales: v[1], KZeros: v[2], VCodes: v[3], VScales: v[4], KOut: v[5], VOut: v[6],
-		N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height,
-		KDim: uint32(p.HeadDim), KGroup: uint32(p.Group), VDim: uint32(p.ValueHeadDim), VGroup: uint32(p.Group),
-		ScaleType: dtypes[p.ScaleType], KType: dtypes[dstK], VType: dtypes[dstV], KWide: wide(v[5]), VWide: wide(v[6]), Policy: policies[c.p.Policy],
-	}
-}
-
-func (c *kv) decodeJoint(dstK, dstV codec.Tensor, keys codec.Keys, values codec.Values) (saturated int, err error) {
-	p := c.p
-	k, err := c.e.kernels.pick(need{op: "kv_decode", bits: p.Values.Bits(), keyBits: p.Keys.Bits(), signed: p.Keys.Signed()})
-	if err != nil {
-		return 0, c.e.failed(err)
-	}
-	ops := append(append(c.keys(keys, false), c.values(values, false)...), c.e.tensor(dstK, true), c.e.tensor(dstV, true))
-	return c.decode(ops, dstK.DType == codec.F16 || dstV.DType == codec.F16, func(s *slab, count gpu.Binding) error {
-		levels, err := s.table(tableKey{levelTable, p.Values.Bits(), 0})
-		if err != nil {
-			return err
-		}
-		args := c.jointArgs(s, s.view, dstK.DType, dstV.DType)
-		grid := shaders.ElementGrid(max(p.HeadDim, p.ValueHeadDim)/8, s.n, k.pipeline.MaxThreads())
-		s.add(k, s.n, grid, 0, &args, append(s.at, levels, count)...)
-		return nil
-	})
-}
-
-// decodeInverse decodes values with the inverse rotation, and keys beside them unless dstK is the zero Tensor.
-func (c *kv) decodeInverse(dstK, dstV codec.Tensor, keys codec.Keys, values codec.Values) (saturated int, err error) {
-	p, d := c.p, c.p.ValueHeadDim
-	k, err := c.e.kernels.pick(need{op: "kv_inverse", bits: p.Values.Bits(), dim: d})
-	if err != nil {
-		return 0, c.e.failed(err)
-	}
-	ops := append(c.values(values, false), c.e.tensor(dstV, true))
-	both := dstK.DType != 0
-	if both {
-		ops = append(append(ops, c.keys(keys, false)...), c.e.tensor(dstK, true))
-	}
-	return c.decode(ops, dstK.DType == codec.F16 || dstV.DType == codec.F16, func(s *slab, count gpu.Binding) error {
+	k, err := c.e.kernels.pick(n)
+	return func(s *slab, count gpu.Binding) error {
 		levels, signs, err := s.valueTables(p)
 		if err != nil {
 			return err
 		}
-		at, v := s.at, s.view
-		if !both { // the kernel does not touch what stands in for the keys
-			at = append(at, at[0], at[1], at[1], at[2])
-			v = append(v, shaders.View{}, shaders.View{}, shaders.View{}, shaders.View{})
+		l := s.lay(k, d)
+		args := shaders.ValuesDecodeArgs{
+			Codes: s.view[0], Scales: s.view[1], Out: s.view[2], Span: l.span, Wide: l.wide, GroupShift: groupShift(p.Group),
+			Dim: uint32(d), Factor: factor(d), ThreadsPerRow: l.threadsPerRow,
+			ScaleType: dtypes[p.ScaleType], OutType: dtypes[t], Policy: policies[p.Policy], Norm: hadamard.Norm(d),
 		}
-		order := [...]int{3, 4, 5, 0, 1, 6, 2}
-		bindings, views := make([]gpu.Binding, 0, len(order)+3), make([]shaders.View, 0, len(order))
-		for _, i := range order {
-			bindings, views = append(bindings, at[i]), append(views, v[i])
+		bindings := append(s.at, levels)
+		if !rotated {
+			bindings = append(bindings, signs)
 		}
-		args := c.jointArgs(s, views, dstK.DType, dstV.DType)
-		l := c.e.launchRow(k, d, s.n)
-		args.KBits, args.Factor, args.ThreadsPerRow, args.Norm = uint32(p.Keys.Bits()), factor(d), uint32(l.ThreadsPerRow), hadamard.Norm(d)
-		if p.Keys.Signed() {
-			args.KSigned = 1
-		}
-		if !both {
-			args.KDim = 0
-		}
-		s.add(k, s.n, l.Grid, l.Bytes, &args, append(bindings, levels, signs, count)...)
+		s.add(k, s.n, l.Grid, l.memory, &args, append(bindings, count)...)
 		return nil
+	}, err
+}
+
+// DecodeKeys unpacks k (docs/numerics.md §2).
+func (c *kv) DecodeKeys(dst codec.Tensor, keys codec.Keys) (saturated int, err error) {
+	add, err := c.keyDecoder(dst.DType)
+	if err != nil {
+		return 0, c.e.failed(err)
+	}
+	return c.decode(append(c.keys(keys, false), c.e.tensor(dst, true)), dst.DType == codec.F16, add)
+}
+
+// DecodeValues unpacks v, and rotates it back unless rotated is set (docs/numerics.md §3, §4).
+func (c *kv) DecodeValues(dst codec.Tensor, v codec.Values, rotated bool) (saturated int, err error) {
+	add, err := c.valueDecoder(dst.DType, rotated)
+	if err != nil {
+		return 0, c.e.failed(err)
+	}
+	return c.decode(append(c.values(v, false), c.e.tensor(dst, true)), dst.DType == codec.F16, add)
+}
+
+// Decode is DecodeKeys and DecodeValues in one command buffer.
+func (c *kv) Decode(dstK, dstV codec.Tensor, k codec.Keys, v codec.Values, rotated bool) (saturated int, err error) {
+	addKeys, err := c.keyDecoder(dstK.DType)
+	if err != nil {
+		return 0, c.e.failed(err)
+	}
+	addValues, err := c.valueDecoder(dstV.DType, rotated)
+	if err != nil {
+		return 0, c.e.failed(err)
+	}
+	ops := append(c.keys(k, false), c.e.tensor(dstK, true))
+	n := len(ops)
+	ops = append(append(ops, c.values(v, false)...), c.e.tensor(dstV, true))
+	return c.decode(ops, dstK.DType == codec.F16 || dstV.DType == codec.F16, func(s *slab, count gpu.Binding) error {
+		if err := addKeys(s.part(0, n), count); err != nil {
+			return err
+		}
+		return addValues(s.part(n, len(ops)), count)
 	})
 }
 
@@ -276,12 +239,12 @@ func (c *kv) Unrotate(dst, x codec.Tensor) (saturated int, err error) {
 		if err != nil {
 			return err
 		}
-		l := c.e.launchRow(k, d, s.n)
+		l := s.lay(k, d)
 		args := shaders.HadamardArgs{
-			X: s.view[0], Y: s.view[1], N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height, Dim: uint32(d), Factor: factor(d),
-			ThreadsPerRow: uint32(l.ThreadsPerRow), XType: dtypes[x.DType], YType: dtypes[dst.DType], Policy: policies[c.p.Policy], Norm: hadamard.Norm(d),
+			X: s.view[0], Y: s.view[1], Span: l.span, Wide: l.wide, Dim: uint32(d), Factor: factor(d), ThreadsPerRow: l.threadsPerRow,
+			XType: dtypes[x.DType], YType: dtypes[dst.DType], Policy: policies[c.p.Policy], Norm: hadamard.Norm(d),
 		}
-		s.add(k, s.n, l.Grid, l.Bytes, &args, append(s.at, signs, count)...)
+		s.add(k, s.n, l.Grid, l.memory, &args, append(s.at, signs, count)...)
 		return nil
 	})
 }

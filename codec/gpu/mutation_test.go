@@ -149,7 +149,7 @@ var checks = map[string]func(*exercise){
 	},
 	"copy": func(e *exercise) {
 		x := tensor(codec.F32, samples(32, 96, 1), 2, 2, 2, 2, 2, 96)
-		deep := arrangement{"deep", []int{5, 0, 2, 4, 1, 3}, 4, 4, true}
+		deep := arrangement{"deep", []int{5, 0, 2, 4, 1, 3}, 4, 4, true, 0}
 		kv, err := e.b.KV(codec.KVParams{HeadDim: 96, Keys: codec.Q4_0, Values: codec.Q3_0})
 		e.must(err)
 		r, err := e.r.KV(codec.KVParams{HeadDim: 96, Keys: codec.Q4_0, Values: codec.Q3_0})
@@ -253,24 +253,28 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"barrier of a Viterbi step removed", "        next = swap;\n        threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);", "        next = swap;", "trellis"},
 	{"return before a barrier", "threadgroup float* buf = memory + in_group * a.dim;", "if (!active) { return; }\n    threadgroup float* buf = memory + in_group * a.dim;", "hadamard"},
 	{"*shuffle mask of the transform swapped", "const float partner = simd_shuffle_xor(x[e], ushort(h));", "const float partner = simd_shuffle_xor(x[e], ushort(16u >> (h >> 1)));", "hadamard"},
-	{"shuffle masks of the tree in ascending order", "for (ushort mask = 16; mask > 0; mask >>= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "for (ushort mask = 1; mask < 32; mask <<= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "values"},
-	{"*tail guard dropped", "if (first >= a.dim || at.y >= a.rows) {", "if (first >= a.dim) {", "keys"},
+	{"shuffle masks of the tree in ascending order", "for (ushort mask = 16; mask > 0; mask >>= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "for (ushort mask = 1; mask < 32; mask <<= 1) {\n        const float other = simd_shuffle_xor(q, mask);", "trellis"},
+	{"lanes of a group's tree exchanged", "const ushort near = far >> 1;", "const ushort near = far << 1;", "values"},
+	{"*tail guard dropped", "u.active = x < s.width && y < s.rows;", "u.active = x < s.width;", "keys"},
+	{"tail guard of a row dropped", "u.active = x < s.width && y < s.rows;", "u.active = y < s.rows;", "values"},
 	{"tail guard of columns dropped", "if (at.x >= a.dim || at.y >= a.rows) {", "if (at.y >= a.rows) {", "copy"},
-	{"guard of rows off by one", "const bool active = nth < a.rows;", "const bool active = nth <= a.rows;", "keys"},
-	{"*key decode contracted", "return shifted * scale;", "return fma(key_value(code, is_signed), scale, zero * scale);", "keys"},
+	{"guard of rows off by one", "y < s.rows;", "y <= s.rows;", "keys"},
+	{"*key decode contracted", "v[e] = shifted * scale[r];", "v[e] = fma(shifted - zero[r], scale[r], zero[r] * scale[r]);", "keys"},
 	{"Viterbi emission contracted", "const float product = x * f;\n    return product - square;", "return fma(x, f, -square);", "trellis"},
-	{"reciprocal for a quotient", "float q = v / se;", "float q = v * (1.0f / se);", "keys"},
+	{"reciprocal for a quotient", "float q = divide_by(v[e], g.se, g.reciprocal);", "float q = v[e] * g.reciprocal;", "keys"},
 	{"*round for rint in a zero point", "zero = rint(zero);", "zero = round(zero);", "keys"},
-	{"round for rint in an index", "q = rint(q);", "q = round(q);", "keys"},
+	{"round for rint in an index", "as_type<uint>(q + (", "as_type<uint>(round(q) + (", "keys"},
 	{"inputs not canonical", "return magnitude < 0x1f800000u ? 0.0f : x;", "return x;", "values"},
 	{"sign of a zero lost", "return (u & 0x7fffffffu) < 0x1f800000u ? as_type<float>(u & 0x80000000u) : x;", "return (u & 0x7fffffffu) < 0x1f800000u ? 0.0f : x;", "keys"},
 	{"bf16 truncated", "return ushort((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);", "return ushort(u >> 16);", "keys"},
 	{"*last offender reported", "atomic_fetch_min_explicit(status + word, index, memory_order_relaxed);", "atomic_store_explicit(status + word, index, memory_order_relaxed);", "status"},
 	{"strides exchanged", "long(r.y) * v.s1 + long(r.z) * v.s2", "long(r.z) * v.s1 + long(r.y) * v.s2", "keys"},
-	{"group of the wrong run", "long(first / a.group) * a.scales.s3", "long(first / a.group + (first >> 6)) * a.scales.s3", "decode"},
-	{"halves of a packed unit exchanged", "const uint word = u < 4 ? lo : hi;", "const uint word = u < 4 ? hi : lo;", "values"},
+	{"group of the wrong run", "long(u.x >> a.group_shift)", "long((u.x >> a.group_shift) ^ (u.x >> 3 & 1u))", "decode"},
+	{"bits of another lane", "(part == 1u ? middle : next)", "next", "values"},
+	{"a quotient not corrected", "return fma(e, reciprocal, q);", "return q;", "values"},
+	{"a cell further", "cells, 12582928.0f)", "cells, 12582929.0f)", "values"},
 	{"shuffle mask of the first stage", "const float partner = simd_shuffle_xor(x[e], ushort(h));", "const float partner = simd_shuffle_xor(x[e], ushort(h ^ 1u));", "hadamard"},
-	{"zero point subtracted in one rounding", "float q = v / se;\n            q = q - zero;", "const float inverse = 1.0f / se;\n            float q = fma(v, inverse, -zero);", "keys"},
+	{"zero point subtracted in one rounding", "float q = divide_by(v[e], g.se, g.reciprocal);\n            q = q - g.zero;", "float q = fma(v[e], g.reciprocal, -g.zero);", "keys"},
 	{"outer strides exchanged", "long(r.x) * v.s0 + long(r.y) * v.s1", "long(r.x) * v.s1 + long(r.y) * v.s0", "keys"},
 	{"rotation for its inverse", "transform_row(buf, a.dim, a.factor, true,", "transform_row(buf, a.dim, a.factor, false,", "hadamard"},
 	{"ties to the smallest predecessor", "m = g >= top ? q", "m = g > top ? q", "trellis"},
@@ -408,7 +412,7 @@ var planMutations = []struct {
 	}}, "hadamard"},
 	{"last argument changed", saboteur{dispatch: func(d *gpu.Dispatch) {
 		d.Args = slices.Clone(d.Args)
-		d.Args[len(d.Args)-8] ^= 1 // the norm, before the padding
+		d.Args[len(d.Args)-4] ^= 1 // the norm
 	}}, "hadamard"},
 	{"arguments a word off", saboteur{dispatch: func(d *gpu.Dispatch) { d.Args = append(slices.Clone(d.Args[4:]), 0, 0, 0, 0) }}, "keys"},
 	{"*codes a byte short", saboteur{size: func(n int) int {
@@ -430,7 +434,10 @@ var goMutations = []struct{ name, file, old, new, run string }{
 	{"buffers given back twice", "job.go", "j.e.pool.put(buf)", "j.e.pool.put(buf)\n\t\tj.e.pool.put(buf)", "TestEveryKernel"},
 	{"rows of a byte less", "job.go", "j.buffer(n * o.dim * o.size)", "j.buffer(n*o.dim*o.size - 1)", "NONE"},
 	{"views exchanged", "kv.go", "X: s.view[0], Codes: s.view[1], Scales: s.view[2], Zeros: s.view[3]", "X: s.view[0], Codes: s.view[2], Scales: s.view[1], Zeros: s.view[3]", "TestVectors"},
-	{"n1 for n2", "kv.go", "N1: s.n1, N2: s.n2", "N1: s.n2, N2: s.n1", "TestEveryKernel"},
+	{"n1 for n2", "units.go", "N1: s.n1, N2: s.n2", "N1: s.n2, N2: s.n1", "TestEveryKernel"},
+	{"a run that begins within one", "units.go", "s.row%n2 == 0 && s.n%n2 == 0", "s.n%n2 == 0", "TestSpans"},
+	{"a run beyond its end", "units.go", "s.row%n2+s.n <= n2", "s.n <= n2", "TestSpans"},
+	{"units wide without looking", "units.go", "(v.Base|v.S0|v.S1|v.S2)&(align-1) == 0", "true", "TestEveryKernel|TestConformanceOwned"},
 	{"last slab reported", "job.go", "*to == driver.None && w", "w", "TestStatus"},
 	{"status not cleared", "job.go", "return j.filled(clearStatus)", "return j.buffer(len(clearStatus))", "TestStatus"},
 	{"search of the first blocks again", "trellis.go", "args.Block0, args.Blocks = uint32(first), uint32(n)", "args.Block0, args.Blocks = 0, uint32(n)", "TestPace"},

@@ -361,12 +361,13 @@ func TestPlans(t *testing.T) {
 		memory  int
 		refused error
 	}{
-		{"lanes", nil, encode(kv(128, 3), 4096), "values_encode_b3_d128", 512, 256, 0, nil},
-		{"a rest of rows", nil, encode(kv(128, 3), 4097), "values_encode_b3_d128", 513, 256, 0, nil},
+		{"units", nil, encode(kv(128, 3), 4096), "values_encode_b3", 64, 256, 0, nil},
+		{"a rest of rows", nil, encode(kv(128, 3), 4097), "values_encode_b3", 65, 256, 0, nil},
 		{"no special kernel", nil, encode(kv(96, 3), 4096), "values_encode_b3_any", 512, 256, 8 * 4 * 96, nil},
-		{"special declined", func(d *fakeDevice) { d.limit = map[string]int{"values_encode_b3_d128": 16} }, encode(kv(128, 3), 64), "values_encode_b3_any", 8, 256, 8 * 4 * 128, nil},
-		{"64 threads", func(d *fakeDevice) { d.threads = 64 }, encode(kv(128, 3), 64), "values_encode_b3_d128", 32, 64, 0, nil},
-		{"16 threads", func(d *fakeDevice) { d.limit = map[string]int{"values_encode_b3_d128": 16, "values_encode_b3_any": 16} }, encode(kv(128, 3), 64), "", 0, 0, 0, codec.ErrUnsupported},
+		{"special declined", func(d *fakeDevice) { d.limit = map[string]int{"values_encode_b3": 16} }, encode(kv(128, 3), 64), "values_encode_b3_any", 8, 256, 8 * 4 * 128, nil},
+		{"64 threads", func(d *fakeDevice) { d.threads = 64 }, encode(kv(128, 3), 64), "values_encode_b3", 4, 64, 0, nil},
+		{"16 threads", func(d *fakeDevice) { d.limit = map[string]int{"values_encode_b3": 16, "values_encode_b3_any": 16} }, encode(kv(128, 3), 64), "", 0, 0, 0, codec.ErrUnsupported},
+		{"a long row", nil, encode(kv(512, 3), 64), "values_encode_b3_long", 4, 256, 0, nil},
 		{"a row of 8192", nil, encode(kv(8192, 2), 3), "values_encode_b2_any", 3, 1024, 32 << 10, nil},
 		{"a row too long", func(d *fakeDevice) { d.info.MaxThreadgroupMemory = 16 << 10 }, encode(kv(8192, 2), 3), "", 0, 0, 0, codec.ErrUnsupported},
 		{"all states", nil, weights(trellis.Params{L: 12, K: 2, T: 256}), "trellis_encode_k2", 10, 256, 8 << 10, nil},
@@ -564,7 +565,7 @@ func TestLostDevice(t *testing.T) {
 // The log says which kernel ran and why a more special one did not.
 func TestLog(t *testing.T) {
 	d := newFake()
-	d.limit = map[string]int{"values_encode_b3_d128": 16}
+	d.limit = map[string]int{"values_encode_b3": 16}
 	var log bytes.Buffer
 	b := openFake(t, d, func(o *Options) {
 		o.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -576,7 +577,7 @@ func TestLog(t *testing.T) {
 	if err := kv.EncodeValues(new(codec.Values), codec.NewTensor(codec.F32, 5, 128)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"kernel=values_encode_b3_any", `declined="values_encode_b3_d128: threadgroups of 16 threads"`, "rows=5"} {
+	for _, want := range []string{"kernel=values_encode_b3_any", `declined="values_encode_b3: threadgroups of 16 threads"`, "rows=5"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("log %q lacks %q", log.String(), want)
 		}

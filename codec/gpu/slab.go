@@ -13,13 +13,14 @@ type slab struct {
 	plan                 plan
 	row, n               int // rows row to row+n−1
 	n1, n2, row0, height uint32
+	ops                  []*operand
 	at                   []gpu.Binding  // where each operand is
 	view                 []shaders.View // and in it all of its rows
 }
 
 // bound binds rows row to row+n−1 of the operands.
 func (j *job) bound(p plan, row, n int, ops []*operand) (*slab, error) {
-	s := &slab{job: j, plan: p, row: row, n: n, n1: uint32(p.n1), n2: uint32(p.n2), row0: uint32(row), height: uint32(n)}
+	s := &slab{job: j, plan: p, row: row, n: n, n1: uint32(p.n1), n2: uint32(p.n2), row0: uint32(row), height: uint32(n), ops: ops}
 	for _, o := range ops {
 		at, v, err := j.bind(o, p, row, n)
 		if err != nil {

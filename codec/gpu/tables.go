@@ -35,7 +35,7 @@ type tableKind uint8
 
 const (
 	signTable  tableKind = iota // a: dimension; bit j set where the sign of element j is −1
-	levelTable                  // a: bits; centroids, then boundaries
+	levelTable                  // a: bits; centroids, boundaries, and up to 4 bits cells
 	codeTable                   // a: trellis.Code, b: L; f(s)
 	rowTable                    // a: bits; f(s) of row codes
 )
@@ -124,7 +124,7 @@ func (k tableKey) data() ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		values = table.AppendBoundaries(table.AppendCentroids(nil))
+		values = appendCells(table.AppendBoundaries(table.AppendCentroids(nil)), table)
 	case rowTable:
 		var err error
 		if values, err = trellis.RowValues(k.a); err != nil {
@@ -141,4 +141,38 @@ func (k tableKey) data() ([]byte, error) {
 		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
 	}
 	return data, nil
+}
+
+// appendCells appends what level_number of values.metal reads behind the boundaries of a table of up to 4 bits: the
+// boundary in each of 32 cells, or +Inf, and 3·2^22 + how many lie in the cells before it.
+func appendCells(values []float32, t *lloydmax.Table) []float32 {
+	if t.Bits() > 4 {
+		return values
+	}
+	var bounds, before [cells]float32
+	for i := range bounds {
+		bounds[i], before[i] = float32(math.Inf(1)), 3<<22
+	}
+	for i := range t.Levels() - 1 {
+		at := cellOf(t.Bits(), t.Boundary(i))
+		bounds[at] = t.Boundary(i)
+		for j := at + 1; j < cells; j++ {
+			before[j] = 3<<22 + float32(i+1)
+		}
+	}
+	return append(append(values, bounds[:]...), before[:]...)
+}
+
+const cells = 32
+
+// cellOf is the cell of n, as level_number has it.
+func cellOf(bits int, n float32) int {
+	most, scale := float32(2.75), float32(5.25)
+	switch bits {
+	case 2:
+		most, scale = 1, 1
+	case 3:
+		most, scale = 1.5, 2
+	}
+	return 16 + int(math.RoundToEven(float64(max(-most, min(most, n)))*float64(scale)))
 }

@@ -326,7 +326,7 @@ func TestHardwareList(t *testing.T) {
 // BenchmarkOpen takes context creation apart from what a kernel needs from the cache.
 func BenchmarkOpen(b *testing.B) {
 	warm := openReal(b)
-	kernel, _ := shaders.Lookup("kv_decode_s8_b3")
+	kernel, _ := shaders.Lookup("values_inverse_b3")
 	source := shaders.CUDASource(kernel)
 	if _, err := warm.NewLibrary(source, gpu.CompileOptions{}); err != nil {
 		b.Fatal(err)
