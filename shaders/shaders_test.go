@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -461,5 +462,40 @@ func TestConstantsOfLeaves(t *testing.T) {
 	}
 	if got := literals(`sample_limit = ([0-9.]+)f`); len(got) != 1 || got[0] != trellis.MaxSample {
 		t.Errorf("largest sample %v, want %v", got, float32(trellis.MaxSample))
+	}
+}
+
+// divide_by is the rounded quotient: of random numbers, and of numbers whose quotient lies next to the middle of two
+// floats, for divisors of random and of extreme fractions.
+func TestDivideBy(t *testing.T) {
+	if !strings.Contains(Source(Variants()...), "const float q = x * reciprocal;\n    const float e = fma(-q, d, x);\n    return fma(e, reciprocal, q);") {
+		t.Fatal("divide_by is not what this test computes")
+	}
+	divide := func(x, d float32) float32 {
+		r := 1 / d
+		q := x * r
+		return f32.FMA(f32.FMA(-q, d, x), r, q)
+	}
+	r := rand.New(rand.NewPCG(15, 5))
+	trials := 200_000
+	if os.Getenv("TURBOTRELLIS_LONG") != "" {
+		trials = 50_000_000
+	}
+	for i := range trials {
+		fraction := r.Uint32() & 0x7fffff
+		switch i % 8 {
+		case 0:
+			fraction = uint32(i/8) & 0xff
+		case 1:
+			fraction = 0x7fffff - uint32(i/8)&0xff
+		}
+		d := math.Float32frombits(uint32(100+i%60)<<23 | fraction)
+		middle := (float64(r.Uint32()&0x7fffff|0x800000) + 0.5) * 0x1p-23 // of two floats
+		x := float32(middle * float64(d))
+		for _, x := range []float32{x, math.Nextafter32(x, 0), math.Nextafter32(x, x*2), -x, r.Float32()} {
+			if got, want := divide(x, d), x/d; got != want {
+				t.Fatalf("%x / %x = %x, want %x", x, d, got, want)
+			}
+		}
 	}
 }

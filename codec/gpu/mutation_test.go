@@ -117,6 +117,9 @@ var checks = map[string]func(*exercise){
 		e.decode(codec.KVParams{HeadDim: 64, ValueHeadDim: 160, Keys: codec.Q5_0, Values: codec.Q3_0})
 		e.decode(codec.KVParams{HeadDim: 64, ValueHeadDim: 128, Keys: codec.Q4_0, Values: codec.Q5_0})
 	},
+	"row codes": func(e *exercise) {
+		e.rowCodes(codec.R3, 96, codec.F32, codec.F32, codec.Finite, layouts[0], 1)
+	},
 	"trellis": func(e *exercise) {
 		e.trellis(trellis.Params{L: 9, K: 2, T: 32, Scale: trellis.Refit}, trellis.Geometry{Axis: 1, Out: 37, In: 128, Interleaved: true}, codec.F32, codec.F32, 1)
 		e.trellis(trellis.Params{L: 10, K: 4, T: 32}, trellis.Geometry{Axis: 0, Out: 64, In: 5}, codec.F32, codec.BF16, 2)
@@ -249,7 +252,7 @@ func (e *exercise) decode(p codec.KVParams) {
 // shaderMutations are mistakes in copies of the shaders.
 var shaderMutations = []struct{ name, old, new, check string }{
 	{"*barrier between passes removed", "        threadgroup_barrier(mem_flags::mem_threadgroup);\n    }\n    if (m != 1)", "    }\n    if (m != 1)", "hadamard"},
-	{"barrier before the transform removed", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    uint h = 1;", "    uint h = 1;", "decode"},
+	{"barrier before the transform removed", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    uint h = 1;", "    uint h = 1;", "row codes"},
 	{"barrier of a Viterbi step removed", "        next = swap;\n        threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);", "        next = swap;", "trellis"},
 	{"return before a barrier", "threadgroup float* buf = memory + in_group * a.dim;", "if (!active) { return; }\n    threadgroup float* buf = memory + in_group * a.dim;", "hadamard"},
 	{"*shuffle mask of the transform swapped", "const float partner = simd_shuffle_xor(x[e], ushort(h));", "const float partner = simd_shuffle_xor(x[e], ushort(16u >> (h >> 1)));", "hadamard"},

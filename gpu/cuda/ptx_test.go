@@ -118,7 +118,7 @@ var (
 	ptxFile       = regexp.MustCompile(`^\s*\.file\s+(\d+) "(.*)"`)
 	ptxLine       = regexp.MustCompile(`^\s*\.loc\s+(\d+) (\d+) `)
 	ptxOp         = regexp.MustCompile(`^\s*(?:@!?%p\d+\s+)?([a-z][a-z0-9_.:]*)\s`)
-	ptxArithmetic = regexp.MustCompile(`^(add|sub|mul|div|sqrt|fma)\.rn(\.ftz)?\.f32$`)
+	ptxArithmetic = regexp.MustCompile(`^(add|sub|mul|div|rcp|sqrt|fma)\.rn(\.ftz)?\.f32$`)
 	ptxMoves      = regexp.MustCompile(`^((min|max)(\.ftz)?\.f32$|(ld|st)\.(global|shared|param)|mov|selp|abs|neg|setp|cvt\.rni(\.ftz)?\.f32\.f32$|` +
 		`cvt\.rn(\.ftz)?\.f32\.[su](8|16|32|64)$|cvt\.rzi(\.ftz)?\.[su](32|64)\.f32$|cvt\.rn\.f16\.f32$|cvt\.f32\.f16$)`)
 	ptxMatrix = regexp.MustCompile(`^mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32$`)
@@ -168,6 +168,11 @@ func readPTX(ptx string, flush bool) (found ptxCounts, faults []string) {
 		case a != nil && a[1] == "fma":
 			found.fma++
 			if text := shaders.Line(file, at); !strings.Contains(text, "fma(") {
+				bad("%s: %s:%d: %s, the source has %q", kernel, file, at, op, strings.TrimSpace(text))
+			}
+		case a != nil && a[1] == "rcp":
+			found.arithmetic++
+			if text := shaders.Line(file, at); !strings.Contains(text, "1.0f / ") {
 				bad("%s: %s:%d: %s, the source has %q", kernel, file, at, op, strings.TrimSpace(text))
 			}
 		case a != nil:
