@@ -50,6 +50,25 @@ func TestEditJSON(t *testing.T) {
 	if got, want := o.set("q", []byte(`{"x": 1}`)), `{"a": NaN, "q": {"x": 1}, "b": [-Infinity]}`; o.find("q") != nil || string(got) != want {
 		t.Errorf("null became %s, want %s", got, want)
 	}
+	for in, want := range map[string]string{
+		`{}`: `{"x": 1,"y": 2}`, `{"a":0}`: `{"a":0,"x":1,"y":2}`, "{\n \"a\": 0\n}": "{\n \"a\": 0,\n \"x\": 1,\n \"y\": 2\n}",
+	} {
+		o, err := parseObject([]byte(in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := o.appended(newEntry{"x", []byte("1")}, newEntry{"y", []byte("2")}); string(got) != want {
+			t.Errorf("%q became %q, want %q", in, got, want)
+		}
+		if got := o.without(func(string) bool { return false }); string(got) != in {
+			t.Errorf("%q without nothing is %q", in, got)
+		}
+	}
+	for text, want := range map[string]bool{` {"a":1,"a":2}`: true, `{`: false, `[1]`: false, `"{"`: false} {
+		if isObject([]byte(text)) != want {
+			t.Errorf("%q is an object: %v, want %v", text, !want, want)
+		}
+	}
 	for _, bad := range []string{``, `[]`, `null`, `{`, `{"a"}`, `{"a":1,}`, `{"a":1}{}`, `{"a":1 "b":2}`, `{"a":1,"a":2}`} {
 		if _, err := parseObject([]byte(bad)); err == nil {
 			t.Errorf("%q is accepted", bad)

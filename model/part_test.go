@@ -72,8 +72,48 @@ func TestParts(t *testing.T) {
 		put(t, filepath.Join(dir, fmt.Sprint("bad", i), partName), bad)
 		refused("turbotrellis-part.json", "part-1-2", fmt.Sprint("bad", i))
 	}
+	// Manifests that parse and cannot be. The first part's says what is in the files.
+	text, err = os.ReadFile(filepath.Join(dir, "part-1-2", partName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []struct{ old, new, says string }{
+		{`"name":"a.safetensors"`, `"name":"./a.safetensors"`, `a file called "./a.safetensors"`},
+		{`"name":"a.safetensors"`, `"name":"../a.safetensors"`, `a file called "../a.safetensors"`},
+		{`"part":1}`, `"part":0}`, "is in part 0 of 2"},
+		{`"part":1}`, `"part":3}`, "is in part 3 of 2"},
+		{`"dtype":"U32"`, `"dtype":"I32"`, "of type I32"},
+		{`"shape":[6,`, `"shape":[7,`, "and shape [7 "},
+		{`"part":1,"parts":2`, `"part":1,"parts":65536`, "different runs"},
+		{`"part":1,"parts":2`, `"part":1,"parts":65537`, "part 1 of 65537"},
+		{`"part":1,"parts":2`, `"part":0,"parts":2`, "part 0 of 2"},
+	} {
+		if !strings.Contains(string(text), c.old) {
+			t.Fatalf("no %s in %s", c.old, text)
+		}
+		name := fmt.Sprint("edited", i)
+		if err := os.CopyFS(filepath.Join(dir, name), os.DirFS(filepath.Join(dir, "part-1-2"))); err != nil {
+			t.Fatal(err)
+		}
+		put(t, filepath.Join(dir, name, partName), strings.Replace(string(text), c.old, c.new, 1))
+		refused(c.says, name, "part-2-2")
+	}
 	put(t, filepath.Join(dir, "unfinished"+partialSuffix, journalName), "")
 	refused("is not finished", "unfinished")
+}
+
+// What was begun as one part does not become another.
+func TestPartsApart(t *testing.T) {
+	src, out := many(t), filepath.Join(t.TempDir(), "out")
+	o := opts()
+	o.Part, o.Parts = 1, 2
+	begin(t, src, out, o, 1)
+	before := tree(t, filepath.Dir(out))
+	o.Part = 2
+	if _, err := plan(t, src, o).Encode(context.Background(), out, run()); !errors.Is(err, ErrPartial) || !strings.Contains(err.Error(), "part 1/2") {
+		t.Errorf("part 2 over part 1: %v", err)
+	}
+	same(t, tree(t, filepath.Dir(out)), before)
 }
 
 func TestPartsOfOneFile(t *testing.T) {

@@ -1,9 +1,11 @@
 package model
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -389,9 +391,37 @@ func TestResumeDecode(t *testing.T) {
 		t.Fatal("not interrupted")
 	}
 	absent(t, out)
+	if _, err := m.Decode(context.Background(), out, codec.BF16, run()); !errors.Is(err, ErrPartial) ||
+		!strings.Contains(err.Error(), `"decode":"f16"`) || !strings.Contains(err.Error(), `"decode":"bf16"`) {
+		t.Errorf("another type: %v", err)
+	}
 	r, err := m.Decode(context.Background(), out, codec.F16, run())
 	if err != nil || r.Resumed != 4 {
 		t.Errorf("%d resumed (%v)", r.Resumed, err)
 	}
 	same(t, tree(t, out), tree(t, whole))
+}
+
+// brief is a writer that fails after some bytes.
+type brief struct {
+	bytes.Buffer
+	room int
+}
+
+func (b *brief) Write(p []byte) (int, error) {
+	if b.Len()+len(p) > b.room {
+		return 0, io.ErrShortWrite
+	}
+	return b.Buffer.Write(p)
+}
+
+func TestInPieces(t *testing.T) {
+	data := make([]byte, 2*copyBytes+1)
+	data[copyBytes], data[2*copyBytes] = 1, 2
+	for room, want := range map[int]error{len(data): nil, len(data) - 1: io.ErrShortWrite, 0: io.ErrShortWrite} {
+		w := &brief{room: room}
+		if err := inPieces(w, data); err != want || err == nil && !bytes.Equal(w.Bytes(), data) {
+			t.Errorf("room for %d: %d bytes, %v, want %v", room, w.Len(), err, want)
+		}
+	}
 }

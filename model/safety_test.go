@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -382,14 +383,71 @@ func TestForce(t *testing.T) {
 	whole := filepath.Join(t.TempDir(), "whole")
 	encode(t, src, whole, opts())
 	same(t, tree(t, out), tree(t, whole))
-	// So do those of a part.
-	o := opts()
-	o.Part, o.Parts = 1, 2
-	encode(t, many(t), out+"-part", o)
-	if _, err := plan(t, src, opts()).Encode(context.Background(), out+"-part", forced()); err != nil {
-		t.Error(err)
+	// So do those of a part: the first has an index, the second a manifest alone.
+	for part := 1; part <= 2; part++ {
+		o := opts()
+		o.Part, o.Parts = part, 2
+		path := fmt.Sprint(out, "-part-", part)
+		encode(t, many(t), path, o)
+		if _, err := plan(t, src, opts()).Encode(context.Background(), path, forced()); err != nil {
+			t.Error(err)
+		}
+		same(t, tree(t, path), tree(t, whole))
 	}
-	same(t, tree(t, out+"-part"), tree(t, whole))
+	// The message names one and counts the others.
+	for n, want := range []string{`"0.md"; move`, `"0.md" and 1 more; move`, `"0.md" and 2 more; move`} {
+		put(t, filepath.Join(out, fmt.Sprint(n, ".md")), "note")
+		if err := plan(t, src, opts()).Check(out, forced()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%d notes: %v, want %q", n+1, err, want)
+		}
+	}
+}
+
+func TestCleanName(t *testing.T) {
+	for name, want := range map[string]string{
+		"a": "a", "./a": "a", "a/../b": "b", "a//b": "a/b", "a/": "a",
+		"": "", ".": "", "a/..": "", "..": "", "../a": "", "a/../../b": "", "/a": "",
+	} {
+		if got, err := cleanName(name); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v, want %q", name, got, err, want)
+		}
+	}
+}
+
+// A file has changed if any of its identity, its size and its time has.
+func TestUnchanged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	put(t, path, "text")
+	o, err := originOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := o.info.ModTime()
+	for i, change := range []func() error{
+		func() error { return os.Chtimes(path, at, at.Add(time.Second)) },
+		func() error { return errors.Join(os.Truncate(path, 3), os.Chtimes(path, at, at)) },
+		func() error {
+			return errors.Join(os.Rename(path, path+"2"), os.WriteFile(path, []byte("text"), 0o666), os.Chtimes(path, at, at))
+		},
+		func() error { return os.Remove(path) },
+	} {
+		if i == 0 {
+			if err := o.unchanged(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.unchanged(); !errors.Is(err, ErrChanged) {
+			t.Errorf("change %d: %v", i, err)
+		}
+		if i == 0 { // the time is as it was again
+			if err := errors.Join(os.Chtimes(path, at, at), o.unchanged()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }
 
 // What cannot be an output is found before work starts.
@@ -402,7 +460,8 @@ func TestOutputRefused(t *testing.T) {
 	if err := os.Link(one, filepath.Join(dir, "hard.st")); err != nil {
 		t.Skip(err)
 	}
-	if err := errors.Join(os.Symlink("in.st", filepath.Join(dir, "soft.st")), os.Symlink(src, filepath.Join(dir, "soft")),
+	if err := errors.Join(os.Mkdir(filepath.Join(src, "below"), 0o777), os.Symlink(filepath.Join(src, "below"), filepath.Join(dir, "deep")),
+		os.Symlink("in.st", filepath.Join(dir, "soft.st")), os.Symlink(src, filepath.Join(dir, "soft")),
 		os.Symlink(filepath.Dir(src), filepath.Join(dir, "around"))); err != nil {
 		t.Skip(err)
 	}
@@ -412,7 +471,7 @@ func TestOutputRefused(t *testing.T) {
 	for _, c := range []struct{ in, out, text string }{
 		{src, "", "it has no name"}, {src, ".", "does not name"}, {src, "..", "does not name"}, {src, "/", "does not name"},
 		{src, "a/..", "does not name"}, {src, src, "is the source itself"}, {src, "soft", "is the source itself"},
-		{src, "soft/x", "is the source itself or within"}, {src, "around", "is within"}, {one, "hard.st", "is the source itself"},
+		{src, "soft/x", "is the source itself or within"}, {src, "deep/x", "is the source itself or within"}, {src, "around", "is within"}, {one, "hard.st", "is the source itself"},
 		{one, "soft.st", "is the source itself"}, {one, "in.st", "is the source itself"}, {src, "none/out", "no such file"},
 		{src, "in.st/out", "not a directory"}, {src, "in.st", "not a directory"}, {one, "around", "is a symbolic link"},
 	} {

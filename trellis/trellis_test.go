@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -207,6 +208,17 @@ func TestZeroLoss(t *testing.T) {
 
 func TestPackStatesRefuses(t *testing.T) {
 	p := DefaultParams(2)
+	two := make([]uint16, 2*p.T)
+	if err := PackStates(make([]uint32, p.BlockWords()), two, p); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%d words for 2 blocks, want %d", p.BlockWords(), 2*p.BlockWords())) {
+		t.Errorf("words for one of two blocks: %v", err)
+	}
+	if err := UnpackStates(two, make([]uint32, p.BlockWords()), p); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%d words for 2 blocks, want %d", p.BlockWords(), 2*p.BlockWords())) {
+		t.Errorf("words of one of two blocks: %v", err)
+	}
+	two[p.T+3] = 1
+	if err := PackStates(make([]uint32, 2*p.BlockWords()), two, p); !errors.Is(err, ErrNotTailBiting) || !strings.Contains(err.Error(), "(block 1)") {
+		t.Errorf("the second block: %v", err)
+	}
 	words := make([]uint32, p.BlockWords())
 	for i := range words {
 		words[i] = 0x9e3779b9 * uint32(i+1)
