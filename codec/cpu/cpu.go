@@ -107,8 +107,9 @@ func (b *Backend) Workers() int { return b.workers }
 
 // backend implements driver.Backend.
 type backend struct {
-	level Level
-	pool  *pool
+	level    Level
+	pool     *pool
+	products *productKernels // or nil
 }
 
 func newDriver(o Options) *backend {
@@ -120,7 +121,7 @@ func newDriver(o Options) *backend {
 	if n <= 0 {
 		n = runtime.GOMAXPROCS(0)
 	}
-	b := &backend{level, newPool(n)}
+	b := &backend{level, newPool(n), productKernelsFor(level)}
 	// Where Close is not called, the helpers end when neither the backend nor a codec of it is left.
 	runtime.AddCleanup(b, (*pool).stop, b.pool)
 	return b

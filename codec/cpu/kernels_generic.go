@@ -13,3 +13,5 @@ func trellisKernelsFor(*weights, Level) trellisKernels { return trellisKernels{}
 func stepsSIMD(trellis.Params, Level) steps { return nil }
 
 func rowSearchFor(*weights, Level) *rowSearch { return nil }
+
+func productKernelsFor(Level) *productKernels { return nil }

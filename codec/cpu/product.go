@@ -21,7 +21,10 @@ type product struct {
 	rows, in, out int
 	per           int
 	weights       panels
-	row           []byte // a row of a tensor with gaps
+	row           []byte          // a row of a tensor with gaps
+	natural       []float32       // a row of x in the order of columns
+	kernels       *productKernels // or nil; rows of x are then in their order
+	order         packed          // weights, with kernels
 }
 
 // panels are packed weights of shape [out, in].
@@ -36,6 +39,12 @@ type panel struct {
 	part  []float32
 	bytes []byte
 	index []byte
+
+	// With vectors:
+	strips []float32 // columns of four rows, in order
+	chains []float32 // [rows of x, 4, 32]
+	sums   [16]float32
+	ring   []byte
 }
 
 var (
@@ -48,19 +57,33 @@ func (b *backend) multiply(y, x codec.Tensor, w panels, per int) {
 	p := products.Get().(*product)
 	in, out := newTensor(x), newTensor(y)
 	p.rows, p.in, p.out, p.per, p.weights = y.Rows(), in.dim, out.dim, per, w
-	p.x = slices.Grow(p.x[:0], p.rows*p.in)[:p.rows*p.in]
+	width := in.dim
+	p.kernels, p.order = nil, nil
+	if order, ok := w.(packed); ok && b.products != nil && order.ordered() {
+		p.kernels, p.order = b.products, order
+		width = (in.dim + 127) &^ 127
+		p.natural = slices.Grow(p.natural[:0], in.dim)[:in.dim]
+	}
+	p.x = slices.Grow(p.x[:0], p.rows*width)[:p.rows*width]
 	p.y = slices.Grow(p.y[:0], p.rows*p.out)[:p.rows*p.out]
 	n := max(in.dim*in.size, out.dim*out.size)
 	p.row = slices.Grow(p.row[:0], n)[:n]
 	for r := range p.rows {
-		in.load(p.x[r*p.in:][:p.in], p.row, r)
+		x := p.x[r*width:][:width]
+		if p.kernels == nil {
+			in.load(x, p.row, r)
+			canonFactors(x)
+			continue
+		}
+		in.load(p.natural, p.row, r)
+		canonFactors(p.natural)
+		p.kernels.arrange(x, p.natural)
 	}
-	canonFactors(p.x)
 	b.pool.run(p, (p.out+per-1)/per)
 	for r := range p.rows {
 		out.store(p.y[r*p.out:][:p.out], p.row, r)
 	}
-	p.weights = nil
+	p.weights, p.order = nil, nil
 	products.Put(p)
 }
 
@@ -88,6 +111,10 @@ func (t *tensor) store(src []float32, buf []byte, r int) {
 }
 
 func (p *product) chunk(i int) {
+	if p.kernels != nil {
+		p.chunkLanes(i)
+		return
+	}
 	first := i * p.per
 	n := min(p.per, p.out-first)
 	w := panelsIdle.Get().(*panel)

@@ -16,13 +16,9 @@ func trellisKernelsFor(c *weights, level Level) trellisKernels {
 	}
 	w := newWindows(c.p)
 	if level >= AVX512 {
-		return trellisKernels{func(dst, rings []byte, scale float32, t codec.DType) bool {
-			return w.decodeAVX512(dst, rings, scale, t)
-		}}
+		return trellisKernels{decode: w.decodeAVX512, order: orderFor(c.p, level)}
 	}
-	return trellisKernels{func(dst, rings []byte, scale float32, t codec.DType) bool {
-		return w.decodeAVX2(dst, rings, scale, t)
-	}}
+	return trellisKernels{decode: w.decodeAVX2, order: orderFor(c.p, level)}
 }
 
 // windows says where in 16 bytes the windows of 16 weights start. Weight t of them starts at bit (15−t)·K: the

@@ -99,6 +99,9 @@ type trellisKernels struct {
 	// decode decodes blocks whose rings follow each other. It is false, having written nothing, where it does not
 	// serve the scale or the type.
 	decode func(dst, rings []byte, scale float32, t codec.DType) bool
+	// order decodes one block in the order of productKernels, the weights rounded to bf16 if bf16 is set, from a
+	// ring. The scale is finite.
+	order func(dst []float32, ring []byte, scale float32, bf16 bool)
 }
 
 // trellisCall is one call as a task: chunk i is rows i·per to (i+1)·per−1, coded rows for encoders.
