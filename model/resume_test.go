@@ -395,11 +395,28 @@ func TestResumeDecode(t *testing.T) {
 		!strings.Contains(err.Error(), `"decode":"f16"`) || !strings.Contains(err.Error(), `"decode":"bf16"`) {
 		t.Errorf("another type: %v", err)
 	}
-	r, err := m.Decode(context.Background(), out, codec.F16, run())
+	o = run()
+	var checked Progress
+	o.Progress = func(p Progress) {
+		if p.Stage == Checking {
+			checked = p
+		}
+	}
+	r, err := m.Decode(context.Background(), out, codec.F16, o)
+	if checked.Total == 0 || checked.Done != checked.Total {
+		t.Errorf("the last report of checking is %+v", checked)
+	}
 	if err != nil || r.Resumed != 4 {
 		t.Errorf("%d resumed (%v)", r.Resumed, err)
 	}
 	same(t, tree(t, out), tree(t, whole))
+	// What has nothing to restore says so, whatever the type.
+	if _, err := open(t, src).Decode(context.Background(), out+"2", 0, run()); !errors.Is(err, ErrSelection) {
+		t.Errorf("nothing to decode: %v", err)
+	}
+	if _, err := m.Decode(context.Background(), out+"2", 0, run()); !errors.Is(err, codec.ErrDType) {
+		t.Errorf("no type: %v", err)
+	}
 }
 
 // brief is a writer that fails after some bytes.
