@@ -3,7 +3,7 @@
 # cuda-barriers.sh TESTPROGRAM, the tests of codec/gpu built with -tags cuda.
 #
 # "bits": TestBarrier's results differ. "racecheck": compute-sanitizer reports a hazard. A barrier that neither
-# sees is listed, and fails the run unless UNSEEN, the number of those known, allows for it: docs/gpu.md.
+# sees is listed, and fails the run unless UNSEEN, the number of those known, allows for it: docs/cuda.md.
 set -u
 test=$1
 export REQUIRE_BACKENDS=cuda
@@ -15,7 +15,10 @@ barriers() {
 }
 # common.metal's stand first in every family; hadamard, which has no others, serves for them.
 common=$(barriers hadamard)
-cases="$(seq -f 'hadamard:%.0f' 0 $((common - 1))) $(seq -f 'trellis:%.0f' "$common" $(($(barriers trellis) - 1)))"
+cases=$(seq -f 'hadamard:%.0f' 0 $((common - 1)))
+for family in trellis product matrix; do
+	cases="$cases $(seq -f "$family:%.0f" "$common" $(($(barriers $family) - 1)))"
+done
 one() {
 	TURBOTRELLIS_TEST_BARRIER=$1 "$test" -test.run '^TestBarrier$' -test.v >"$dir/$1" 2>&1
 	bits=$?
