@@ -191,14 +191,14 @@ type MaskArgs struct {
 
 // RowCodeArgs serves rowcode_*. X is the input and Y the output of rows; Codes are bytes, for rowcode_refine words.
 // Mean and Gain, binary16, are read where Centred is 1, Mass where rowcode_unrotate has a centre. Norm, Factor and
-// ThreadsPerRow as in HadamardArgs; an overflow is reported by local row.
+// ThreadsPerRow as in HadamardArgs; UnitShift is log2(Dim/8) where Factor is 1; an overflow is reported by local row.
 type RowCodeArgs struct {
 	X, Y, Codes, Scales, Mean, Gain, Mass View
-	N1, N2, Row0, Rows, Dim, Factor       uint32
-	ThreadsPerRow, Bits, Trellis, Centred uint32
+	Span                                  Span
+	Dim, Factor, ThreadsPerRow, UnitShift uint32
+	Bits, Centred, Wide                   uint32
 	XType, YType, MassType, Policy        uint32
 	Norm                                  float32
-	Pad                                   uint32
 }
 
 // CanaryArgs: Count triples of f32 bit patterns; Subnormal is 0x00400000.

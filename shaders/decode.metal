@@ -1,23 +1,6 @@
 // Value decode: to the rotated domain, and with the inverse rotation fused in. Every packed byte is read once, every
 // output written once.
 
-// Up to 32 centroids lie in the lanes of a SIMD-group, again and again where they are fewer.
-template <uint BITS>
-static inline float centroid_lane(const device float* table, uint lane) {
-    return BITS <= 5 ? table[lane & ((1u << BITS) - 1u)] : 0.0f;
-}
-
-// The centroids of a unit's codes times scale. All lanes take part.
-template <uint BITS>
-static inline void unit_values(uint2 unit, const device float* table, float own, float scale, thread float* v) {
-#pragma clang loop unroll(full)
-    for (uint e = 0; e < 8; e++) {
-        const uint word = code_word<BITS>(unit, e) >> code_bit<BITS>(e); // higher bits are other codes
-        const float centroid = BITS <= 5 ? simd_shuffle(own, ushort(word & 31u)) : table[word & ((1u << BITS) - 1u)];
-        v[e] = centroid * scale;
-    }
-}
-
 template <uint BITS>
 static inline void values_decode_units(const device uchar* codes, const device uchar* scales, device uchar* out, const device float* table, device atomic_uint* limited, constant ValuesDecodeArgs& a, uint2 group, uint simd, uint simds, uint lane) {
     const float own = centroid_lane<BITS>(table, lane);

@@ -257,24 +257,21 @@ struct RowCodeArgs {
     View mean;
     View gain;
     View mass;
-    uint n1;
-    uint n2;
-    uint row0;
-    uint rows;
+    Span span;
     uint dim;
     uint factor;
     uint threads_per_row;
+    uint unit_shift;
     uint bits;
-    uint trellis;
     uint centred;
+    uint wide;
     uint x_type;
     uint y_type;
     uint mass_type;
     uint policy;
     float norm;
-    uint pad;
 };
-static_assert(sizeof(RowCodeArgs) == 344, "RowCodeArgs is laid out as in args.go");
+static_assert(sizeof(RowCodeArgs) == 352, "RowCodeArgs is laid out as in args.go");
 
 struct CanaryArgs {
     uint count;

@@ -41,13 +41,16 @@ var ops = []struct{ op, does, threads, memory, moved, barriers string }{
 	{"affine_dequantize", "codes to rows", "256, 8 elements per thread", "none", "b/8 + 2s/G + y", "0"},
 	{"mask", "logits + (0 or −Inf)", "256, one element per thread", "none", "2x + 1/8", "0"},
 	{"mask_any", "whether rows allow a token", "256, 32 per row", "none", "1/8", "0"},
-	{"rowcode_rotate", "canon, centre, rotate, for the next two", "max(32, d/8) per row, at least 256 per threadgroup", "4·dim per row", "x + 4", "1 + passes"},
-	{"rowcode_levels", "scale, index, pack of rows of levels", "256, 32 per row", "none", "4, ten times from a cache, + b/8", "0"},
+	{"rowcode_encode", "rows to codes and scales of levels in one pass", unitThreads, "none", "x + b/8", "0"},
+	{"rowcode_rotate", "canon, centre, rotate, for the next two", rotated, rotatedMemory, "x + 4", rotatedBarriers},
+	{"rowcode_levels", "scale, index, pack of rows of levels of other lengths", "256, 32 per row", "none", "4, ten times from a cache, + b/8", "0"},
 	{"rowcode_samples", "first scale and samples of rows of a trellis", "256, 32 per row", "none", "4, twice from a cache, + 4", "0"},
 	{"rowcode_refine", "their scale, behind trellis_encode", "256, 32 per row", "none", "6, three times from a cache", "0"},
-	{"rowcode_decode", "codes to rotated rows", "256, one element per thread", "none", "b/8 + y", "0"},
-	{"rowcode_inverse", "codes to rows", "max(32, d/8) per row, at least 256 per threadgroup", "4·dim per row", "b/8 + y", "1 + passes"},
-	{"rowcode_unrotate", "inverse rotation and centre of rows that are not packed", "max(32, d/8) per row, at least 256 per threadgroup", "4·dim per row", "x + y", "1 + passes"},
+	{"rowcode_decode", "codes of levels to rotated rows", unitThreads, "none", "b/8 + y", "0"},
+	{"rowcode_decode_trellis", "codes of a trellis to rotated rows", unitThreads, "none", "b/8 + y", "0"},
+	{"rowcode_inverse", "codes of levels to rows", rotated, rotatedMemory, "b/8 + y", rotatedBarriers},
+	{"rowcode_inverse_trellis", "codes of a trellis to rows", rotated, rotatedMemory, "b/8 + y", rotatedBarriers},
+	{"rowcode_unrotate", "inverse rotation and centre of rows that are not packed", rotated, rotatedMemory, "x + y", rotatedBarriers},
 }
 
 // Table returns the kernel table of docs/metal.md in Markdown.

@@ -12,50 +12,6 @@ static inline float normalise(float y, float scale) {
     return flush(y / se);
 }
 
-// The number of boundaries below n; boundaries ascend behind the centroids.
-template <uint BITS>
-static inline uint level_index(const device float* table, float n) {
-    const device float* boundaries = table + (1u << BITS);
-    uint index = 0;
-#pragma clang loop unroll(full)
-    for (uint step = 1u << (BITS - 1u); step > 0; step >>= 1) {
-        const float boundary = boundaries[index + step - 1u];
-        index += n > boundary ? step : 0u;
-    }
-    return index;
-}
-
-// ---- the number of boundaries below n: level_index of up to 16 levels in a few instructions ----
-
-// n falls into a cell, a monotonic function of n with one boundary in each, or none. A lane holds the cell of its
-// number: the boundary, and 0x4b400000 + how many lie in the cells before. They stand behind the boundaries in the table: 32 of each.
-struct Cell {
-    float bound;
-    uint before;
-};
-
-template <uint BITS>
-static inline void level_cell(const device float* table, uint lane, thread Cell& c) {
-    c.bound = BITS <= 4 ? table[(2u << BITS) - 1u + lane] : 0.0f;
-    c.before = BITS <= 4 ? as_type<uint>(table[(2u << BITS) + 31u + lane]) : 0u;
-}
-
-// 0x4b400000 + the index. All lanes take part; n is not NaN.
-template <uint BITS>
-static inline uint level_number(const device float* table, thread const Cell& own, float n) {
-    if (BITS > 4) {
-        return 0x4b400000u + level_index<BITS>(table, n);
-    }
-    const float most = BITS == 2 ? 1.0f : BITS == 3 ? 1.5f : 2.75f; // about ± the outermost boundary
-    const float cells = BITS == 2 ? 1.0f : BITS == 3 ? 2.0f : 5.25f; // per unit
-    const float near = fmin(fmax(n, -most), most);
-    const uint word = as_type<uint>(fma(near, cells, 12582928.0f)); // 16 + rint, under the exponent of 2^23
-    const ushort cell = ushort(word & 31u);
-    const float bound = simd_shuffle(own.bound, cell);
-    const uint before = BITS == 4 ? simd_shuffle(own.before, cell) : word - (BITS == 2 ? 15u : 13u);
-    return before + (n > bound ? 1u : 0u);
-}
-
 // What the elements of a group are divided by: scale + eps, and its reciprocal, or infinity where divide_by will not do.
 // Below 2^30 no quotient is subnormal, and nothing overflows on the way to one.
 static inline float2 value_divisor(float scale) {

@@ -248,22 +248,88 @@ func makeVariants() []Variant {
 	add(Variant{Name: "mask_any", Family: "mask", Op: "mask_any", Launch: Lanes, Args: "MaskArgs",
 		Params: []Param{{"words", wordsIn}, {"any", wordsOut}}, call: "mask_any_row"})
 
-	centre := []Param{{"mean", halvesIn}, {"gain", halvesIn}}
+	for _, v := range rowCodes() {
+		v.Family, v.Args = "rowcode", "RowCodeArgs"
+		add(v)
+	}
+	return all
+}
+
+// rowCodes returns the kernels of row codes, without their family and arguments.
+func rowCodes() []Variant {
+	var all []Variant
+	params := func(list ...any) (all []Param) {
+		for _, p := range list {
+			switch p := p.(type) {
+			case Param:
+				all = append(all, p)
+			case []Param:
+				all = append(all, p...)
+			}
+		}
+		return all
+	}
+	centre := []Param{{"mean", bytesIn}, {"gain", bytesIn}}
+	x, out, signs, table := Param{"x", bytesIn}, Param{"out", bytesOut}, Param{"signs", wordsIn}, Param{"table", floatsIn}
+	found, limited := Param{"status", status}, Param{"limited", status}
+	packed, packs := []Param{{"codes", bytesIn}, {"scales", bytesIn}}, []Param{{"codes", bytesOut}, {"scales", bytesOut}}
+	// units adds the kernels of an operation for row lengths whose rotation stays in registers: call is their body's, up
+	// to its last template argument.
+	units := func(v Variant, name, call string) {
+		v.Launch = Units
+		for i, dims := range []Dims{unitDims, longDims} {
+			v.Name, v.Dims, v.call = name, dims, fmt.Sprintf("%s%t>", call, i == 1)
+			all = append(all, v)
+			name = strings.TrimSuffix(name, "_units") + "_long"
+		}
+	}
+	other := func(v Variant, name, call string) {
+		v.Name, v.Launch, v.call = name, Rows, call
+		all = append(all, v)
+	}
+
+	encode := params(x, packs, centre, signs, table, found)
+	for _, bits := range []int{2, 3, 4, 5} {
+		units(Variant{Op: "rowcode_encode", Bits: bits, Params: encode}, fmt.Sprintf("rowcode_encode_b%d", bits), fmt.Sprintf("rowcode_encode_units<%d, ", bits))
+	}
+	rotate := Variant{Op: "rowcode_rotate", Params: params(x, centre, signs, Param{"y", bytesOut}, found)}
+	units(rotate, "rowcode_rotate_units", "rowcode_rotate_unit_rows<")
+	other(rotate, "rowcode_rotate_any", "rowcode_rotate_row")
 	for _, v := range []struct {
 		op, call string
-		launch   Launch
 		params   []Param
 	}{
-		{"rowcode_rotate", "rowcode_rotate_row", Rows, append(append([]Param{{"x", bytesIn}}, centre...), Param{"signs", wordsIn}, Param{"y", floatsOut}, Param{"status", status})},
-		{"rowcode_levels", "rowcode_levels_row", Lanes, []Param{{"y", floatsIn}, {"codes", bytesOut}, {"scales", bytesOut}, {"status", status}, {"table", floatsIn}}},
-		{"rowcode_samples", "rowcode_samples_row", Lanes, []Param{{"y", floatsIn}, {"samples", floatsOut}, {"start", wordsOut}, {"status", status}}},
-		{"rowcode_refine", "rowcode_refine_row", Lanes, []Param{{"y", floatsIn}, {"states", halvesIn}, {"start", wordsIn}, {"table", floatsIn}, {"codes", wordsOut}, {"scales", bytesOut}}},
-		{"rowcode_decode", "rowcode_decode_element", Elements, []Param{{"codes", bytesIn}, {"scales", bytesIn}, {"out", bytesOut}, {"table", floatsIn}, {"limited", status}}},
-		{"rowcode_inverse", "rowcode_inverse_row", Rows, append(append([]Param{{"codes", bytesIn}, {"scales", bytesIn}}, centre...), Param{"out", bytesOut}, Param{"table", floatsIn}, Param{"signs", wordsIn}, Param{"limited", status})},
-		{"rowcode_unrotate", "rowcode_unrotate_row", Rows, append(append([]Param{{"x", bytesIn}}, centre...), Param{"mass", bytesIn}, Param{"out", bytesOut}, Param{"signs", wordsIn}, Param{"limited", status})},
+		{"rowcode_levels", "rowcode_levels_row", params(Param{"y", floatsIn}, packs, found, table)},
+		{"rowcode_samples", "rowcode_samples_row", params(Param{"y", floatsIn}, Param{"samples", floatsOut}, Param{"start", wordsOut}, found)},
+		{"rowcode_refine", "rowcode_refine_row", params(Param{"y", floatsIn}, Param{"states", halvesIn}, Param{"start", wordsIn}, table, Param{"codes", wordsOut}, Param{"scales", bytesOut})},
 	} {
-		add(Variant{Name: v.op, Family: "rowcode", Op: v.op, Launch: v.launch, Args: "RowCodeArgs", Params: v.params, call: v.call})
+		all = append(all, Variant{Name: v.op, Op: v.op, Launch: Lanes, Params: v.params, call: v.call})
 	}
+
+	codes := []struct {
+		suffix  string
+		bits    []int
+		trellis bool
+	}{{"", []int{2, 3, 4, 5}, false}, {"_trellis", []int{2, 3, 4}, true}}
+	for _, c := range codes {
+		for _, bits := range c.bits {
+			op := "rowcode_decode" + c.suffix
+			all = append(all, Variant{Name: fmt.Sprintf("%s_b%d", op, bits), Op: op, Bits: bits, Launch: Units,
+				Params: params(packed, out, table, limited), call: fmt.Sprintf("rowcode_decode_units<%d, %t>", bits, c.trellis)})
+		}
+	}
+	for _, c := range codes {
+		v := Variant{Op: "rowcode_inverse" + c.suffix, Params: params(packed, centre, out, table, signs, limited)}
+		for _, bits := range c.bits {
+			v.Bits = bits
+			units(v, fmt.Sprintf("%s_b%d", v.Op, bits), fmt.Sprintf("rowcode_inverse_units<%d, %t, ", bits, c.trellis))
+		}
+		v.Bits = 0
+		other(v, v.Op+"_any", fmt.Sprintf("rowcode_inverse_row<%t>", c.trellis))
+	}
+	unrotate := Variant{Op: "rowcode_unrotate", Params: params(x, centre, Param{"mass", bytesIn}, out, signs, limited)}
+	units(unrotate, "rowcode_unrotate_units", "rowcode_unrotate_unit_rows<")
+	other(unrotate, "rowcode_unrotate_any", "rowcode_unrotate_row")
 	return all
 }
 

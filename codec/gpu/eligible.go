@@ -35,6 +35,7 @@ var routes = [][]string{
 	{"trellis_expand8", "trellis_expand"},
 	{"matrix", "product"},
 	{"matrix_affine", "product_affine"},
+	{"rowcode_encode", "rowcode_rotate"},
 }
 
 // route returns the kinds of kernels for an operation.

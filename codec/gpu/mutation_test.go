@@ -126,6 +126,9 @@ var checks = map[string]func(*exercise){
 	},
 	"row codes": func(e *exercise) {
 		e.rowCodes(codec.R3, 96, codec.F32, codec.F32, codec.Finite, layouts[0], 1)
+		e.rowCodes(codec.R4, 64, codec.F16, codec.F32, codec.Finite, layouts[0], 2)
+		e.rowCodes(codec.R2, 1024, codec.F32, codec.F32, codec.Finite, layouts[0], 3)
+		e.rowCodes(codec.T3, 128, codec.F32, codec.F32, codec.Finite, layouts[0], 4)
 	},
 	"trellis": func(e *exercise) {
 		e.trellis(trellis.Params{L: 9, K: 2, T: 32, Scale: trellis.Refit}, trellis.Geometry{Axis: 1, Out: 37, In: 128, Interleaved: true}, codec.F32, codec.F32, 1)
@@ -313,6 +316,11 @@ var shaderMutations = []struct{ name, old, new, check string }{
 	{"spare bits of a mask counted", "<< (32u - tokens);", "<< 0u;", "masks"},
 	{"one sum of matrices too few", "for (uint s = 1; s < 8; s++) {", "for (uint s = 1; s < 7; s++) {", "matrices"},
 	{"sums of matrices read early", "        threadgroup_barrier(mem_flags::mem_threadgroup);\n        const uint at = simd * 32u + lane;", "        const uint at = simd * 32u + lane;", "matrices"},
+	{"sums of a row taken in another order", "s[first] = e == first ? s[e] : s[first] + s[e];", "s[first] = e == first ? s[7u - e] : s[first] + s[7u - e];", "row codes"},
+	{"halves of a long row exchanged", "sum[i] = i == 1 && one ? sum[0] : 0.0f;", "sum[i] = 0.0f;", "row codes"},
+	{"the mean added before the gain", "const float scaled = v[e] * g[e];\n            const float shift = m[e] * mass;\n            v[e] = scaled + shift;", "v[e] = (v[e] + m[e] * mass) * g[e];", "row codes"},
+	{"no wrap around a row", "codes[n == 0 ? 0u : (m + 1u) * BITS]", "codes[n == 0 ? m * BITS : (m + 1u) * BITS]", "row codes"},
+	{"zeros of a row with signs", "y[e] = scale_code == 0 ? 0.0f : y[e]; // and not −0", "", "row codes"},
 	{"outputs of matrices beyond the last", "if (out < a.outputs && in_tile < a.rows) {", "if (in_tile < a.rows) {", "matrices"},
 	{"rows of matrices beyond the last", "if (out < a.outputs && in_tile < a.rows) {", "if (out < a.outputs) {", "matrices"},
 	{"last columns of matrices dropped", "column < a.cols; column += 256u", "column + 32u < a.cols; column += 256u", "matrices"},

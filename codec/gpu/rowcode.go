@@ -3,6 +3,8 @@ package gpu
 import (
 	"context"
 	"encoding/binary"
+	"math/bits"
+	"slices"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/codec/driver"
@@ -50,44 +52,55 @@ func (c *rowCode) centre(centre codec.Centre) []*operand {
 	return []*operand{c.e.tensor(centre.Mean, false), c.e.tensor(centre.Gain, false)}
 }
 
-// args are a slab's arguments, without views.
-func (c *rowCode) args(s *slab) shaders.RowCodeArgs {
+// The views of RowCodeArgs, in the order of the bits of Wide.
+const (
+	rowX = iota
+	rowY
+	rowCodes
+	rowScales
+	rowMean
+	rowGain
+	rowMass
+)
+
+// lay lays kernel k over the slab's rows; its operands are the first views of which.
+func (c *rowCode) lay(s *slab, k kernel, which ...int) (launch, shaders.RowCodeArgs) {
+	p := *s
+	p.view = slices.Clone(s.view)
+	l := p.lay(k, c.dim)
 	d := c.dim
-	a := shaders.RowCodeArgs{N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height, Dim: uint32(d), Factor: uint32(factor(d)),
+	a := shaders.RowCodeArgs{Span: l.span, Dim: uint32(d), Factor: factor(d), ThreadsPerRow: l.threadsPerRow, UnitShift: uint32(bits.Len(uint(d/8)) - 1),
 		Bits: uint32(c.f.Bits()), Policy: policies[c.policy], Norm: hadamard.Norm(d)}
-	if c.search != nil {
-		a.Trellis = 1
+	views := [...]*shaders.View{&a.X, &a.Y, &a.Codes, &a.Scales, &a.Mean, &a.Gain, &a.Mass}
+	for i, v := range p.view {
+		*views[which[i]] = v
+		a.Wide |= l.wide >> i & 1 << which[i]
+		if which[i] == rowMean {
+			a.Centred = 1
+		}
 	}
-	return a
+	return l, a
 }
 
-// centred sets the arguments of a centre, which lies at operands i and i+1 if it is among them, and returns its
-// bindings: others that the kernel does not touch where there is none.
-func (s *slab) centred(a *shaders.RowCodeArgs, i int) []gpu.Binding {
+// mean returns the bindings of a centre, which lies at operands i and i+1 if it is among them: others that the kernel
+// does not touch where there is none.
+func (s *slab) mean(i int) []gpu.Binding {
 	if i >= len(s.at) {
 		return []gpu.Binding{s.at[0], s.at[0]}
 	}
-	a.Centred, a.Mean, a.Gain = 1, s.view[i], s.view[i+1]
 	return s.at[i : i+2]
-}
-
-// addRow adds a dispatch of k over the slab's rows in threadgroup memory.
-func (c *rowCode) addRow(s *slab, k kernel, a *shaders.RowCodeArgs, bindings ...gpu.Binding) {
-	l := c.e.launchRow(k, c.dim, s.n)
-	a.ThreadsPerRow = uint32(l.ThreadsPerRow)
-	s.add(k, s.n, l.Grid, l.Bytes, a, bindings...)
 }
 
 // Encode packs x.
 func (c *rowCode) Encode(codes, scales []byte, x codec.Tensor, centre codec.Centre) (driver.Found, error) {
 	found := driver.Nothing
-	rotate, err := c.e.kernels.pick(need{op: "rowcode_rotate", dim: c.dim})
+	op, size := "rowcode_encode", 1
+	if c.search != nil {
+		op, size = "rowcode_rotate", 4
+	}
+	k, err := c.e.kernels.pick(need{op: op, bits: c.f.Bits(), dim: c.dim})
 	if err != nil {
 		return found, c.e.failed(err)
-	}
-	size := 1
-	if c.search != nil {
-		size = 4
 	}
 	ops := append([]*operand{c.e.tensor(x, false)}, c.packed(codes, scales, size, x.Shape[:len(x.Shape)-1], true)...)
 	ops = append(ops, c.centre(centre)...)
@@ -96,26 +109,36 @@ func (c *rowCode) Encode(codes, scales []byte, x codec.Tensor, centre codec.Cent
 		if err != nil {
 			return err
 		}
-		rotated, err := s.buffer(4 * s.n * c.dim)
-		if err != nil {
-			return err
-		}
 		signs, err := s.table(tableKey{signTable, c.dim, 0})
 		if err != nil {
 			return err
 		}
-		status, y := gpu.Binding{Buffer: buf}, gpu.Binding{Buffer: rotated}
-		args := c.args(s)
-		args.X, args.Codes, args.Scales, args.XType = s.view[0], s.view[1], s.view[2], dtypes[x.DType]
-		mean := s.centred(&args, 3)
-		c.addRow(s, rotate, &args, s.at[0], mean[0], mean[1], signs, y, status)
-		if c.search == nil {
-			err = c.levels(s, &args, y, status)
-		} else {
-			err = c.paths(s, &args, y, status)
-		}
+		table, err := s.table(c.table)
 		if err != nil {
 			return err
+		}
+		status, mean := gpu.Binding{Buffer: buf}, s.mean(3)
+		l, args := c.lay(s, k, rowX, rowCodes, rowScales, rowMean, rowGain)
+		args.XType = dtypes[x.DType]
+		if k.Op == "rowcode_encode" {
+			s.add(k, s.n, l.Grid, l.memory, &args, s.at[0], s.at[1], s.at[2], mean[0], mean[1], signs, table, status)
+		} else {
+			rotated, err := s.buffer(4 * s.n * c.dim)
+			if err != nil {
+				return err
+			}
+			y := gpu.Binding{Buffer: rotated}
+			s.add(k, s.n, l.Grid, l.memory, &args, s.at[0], mean[0], mean[1], signs, y, status)
+			// The rest takes the slab's rows one by one.
+			args.Span = shaders.Span{N1: s.n1, N2: s.n2, Row0: s.row0, Rows: s.height}
+			args.Codes, args.Scales = s.view[1], s.view[2]
+			rest := c.levels
+			if c.search != nil {
+				rest = c.paths
+			}
+			if err := rest(s, &args, y, status, table); err != nil {
+				return err
+			}
 		}
 		if err := s.run(); err != nil {
 			return err
@@ -126,12 +149,8 @@ func (c *rowCode) Encode(codes, scales []byte, x codec.Tensor, centre codec.Cent
 }
 
 // levels adds the dispatch that packs rotated rows.
-func (c *rowCode) levels(s *slab, args *shaders.RowCodeArgs, y, status gpu.Binding) error {
+func (c *rowCode) levels(s *slab, args *shaders.RowCodeArgs, y, status, table gpu.Binding) error {
 	k, err := c.e.kernels.pick(need{op: "rowcode_levels"})
-	if err != nil {
-		return err
-	}
-	table, err := s.table(c.table)
 	if err != nil {
 		return err
 	}
@@ -140,16 +159,12 @@ func (c *rowCode) levels(s *slab, args *shaders.RowCodeArgs, y, status gpu.Bindi
 }
 
 // paths finds the paths of rotated rows and adds the dispatch that chooses their scales.
-func (c *rowCode) paths(s *slab, args *shaders.RowCodeArgs, y, status gpu.Binding) error {
+func (c *rowCode) paths(s *slab, args *shaders.RowCodeArgs, y, status, table gpu.Binding) error {
 	first, err := c.e.kernels.pick(need{op: "rowcode_samples"})
 	if err != nil {
 		return err
 	}
 	refine, err := c.e.kernels.pick(need{op: "rowcode_refine"})
-	if err != nil {
-		return err
-	}
-	table, err := s.table(c.table)
 	if err != nil {
 		return err
 	}
@@ -208,7 +223,10 @@ func (c *rowCode) Decode(dst codec.Tensor, codes, scales []byte, centre codec.Ce
 		op = "rowcode_inverse"
 		ops = append(ops, c.centre(centre)...)
 	}
-	k, err := c.e.kernels.pick(need{op: op, dim: c.dim})
+	if c.search != nil {
+		op += "_trellis"
+	}
+	k, err := c.e.kernels.pick(need{op: op, bits: c.f.Bits(), dim: c.dim})
 	if err != nil {
 		return 0, c.e.failed(err)
 	}
@@ -217,18 +235,18 @@ func (c *rowCode) Decode(dst codec.Tensor, codes, scales []byte, centre codec.Ce
 		if err != nil {
 			return err
 		}
-		args := c.args(s)
-		args.Y, args.Codes, args.Scales, args.YType = s.view[0], s.view[1], s.view[2], dtypes[dst.DType]
+		l, args := c.lay(s, k, rowY, rowCodes, rowScales, rowMean, rowGain)
+		args.YType = dtypes[dst.DType]
 		if rotated {
-			s.add(k, s.n, shaders.ElementGrid(c.dim, s.n, k.pipeline.MaxThreads()), 0, &args, s.at[1], s.at[2], s.at[0], table, count)
+			s.add(k, s.n, l.Grid, l.memory, &args, s.at[1], s.at[2], s.at[0], table, count)
 			return nil
 		}
 		signs, err := s.table(tableKey{signTable, c.dim, 0})
 		if err != nil {
 			return err
 		}
-		mean := s.centred(&args, 3)
-		c.addRow(s, k, &args, s.at[1], s.at[2], mean[0], mean[1], s.at[0], table, signs, count)
+		mean := s.mean(3)
+		s.add(k, s.n, l.Grid, l.memory, &args, s.at[1], s.at[2], mean[0], mean[1], s.at[0], table, signs, count)
 		return nil
 	})
 }
@@ -248,13 +266,13 @@ func (c *rowCode) Unrotate(dst, x codec.Tensor, centre codec.Centre, mass codec.
 		if err != nil {
 			return err
 		}
-		args := c.args(s)
-		args.Y, args.X, args.YType, args.XType = s.view[0], s.view[1], dtypes[dst.DType], dtypes[x.DType]
-		mean, weight := s.centred(&args, 2), s.at[0]
+		l, args := c.lay(s, k, rowY, rowX, rowMean, rowGain, rowMass)
+		args.YType, args.XType = dtypes[dst.DType], dtypes[x.DType]
+		mean, weight := s.mean(2), s.at[0]
 		if args.Centred != 0 {
-			weight, args.Mass, args.MassType = s.at[4], s.view[4], dtypes[mass.DType]
+			weight, args.MassType = s.at[4], dtypes[mass.DType]
 		}
-		c.addRow(s, k, &args, s.at[1], mean[0], mean[1], weight, s.at[0], signs, count)
+		s.add(k, s.n, l.Grid, l.memory, &args, s.at[1], mean[0], mean[1], weight, s.at[0], signs, count)
 		return nil
 	})
 }

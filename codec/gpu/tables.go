@@ -143,7 +143,7 @@ func (k tableKey) data() ([]byte, error) {
 	return data, nil
 }
 
-// appendCells appends what level_number of values.metal reads behind the boundaries of a table of up to 4 bits: the
+// appendCells appends what level_number of common.metal reads behind the boundaries of a table of up to 4 bits: the
 // boundary in each of 32 cells, or +Inf, and 3·2^22 + how many lie in the cells before it.
 func appendCells(values []float32, t *lloydmax.Table) []float32 {
 	if t.Bits() > 4 {

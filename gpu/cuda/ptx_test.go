@@ -84,7 +84,7 @@ func TestPTX(t *testing.T) {
 				if !slices.Equal(found.kernels, want) {
 					t.Errorf("kernels %v, want %v", found.kernels, want)
 				}
-				if uses := slices.Contains([]string{"canary", "hadamard", "keys", "values", "decode", "trellis", "product", matrixFamily}, family); uses != (found.fma > 0) {
+				if uses := slices.Contains([]string{"canary", "hadamard", "keys", "values", "decode", "trellis", "product", matrixFamily, "rowcode"}, family); uses != (found.fma > 0) {
 					t.Errorf("%d fma", found.fma)
 				}
 				if (family == matrixFamily) != (found.mma > 0) {
