@@ -452,7 +452,7 @@ func (k *value512) encodeRows(c *valueCoder, w *row, codes, scales, src []byte, 
 			clear(w.wide.best[:])
 		}
 		bad := storeScales(c.scaleType, scales, archsimd.LoadUint32x16(&w.wide.scale), n)
-		if !c.compat && bad<<(batch512-n) != 0 {
+		if bad<<(batch512-n) != 0 { // also under Compat: storeScales makes no infinities
 			return false
 		}
 		k.pack(c, w.wide, codes, y)
