@@ -30,6 +30,13 @@ func (s *slow) wrap(d gpu.Device) (gpu.Device, error) {
 	return s, nil
 }
 
+// Info has a device whose cores are not known: a search has maxSlots threadgroups.
+func (s *slow) Info() gpu.Info {
+	info := s.Device.Info()
+	info.Cores = 0
+	return info
+}
+
 func (s *slow) Run(list ...gpu.Dispatch) (time.Duration, error) {
 	took, err := s.Device.Run(list...)
 	if n := len(list); err == nil && n > 0 {
