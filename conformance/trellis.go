@@ -483,6 +483,10 @@ func trellisCases() []Case {
 			}
 		}
 	}
+	// More states than a threadgroup's memory holds on any GPU.
+	for k := 1; k <= 2; k++ {
+		add(1<<20, trellisCase{op: "EncodeBlocks", params: trellis.Params{L: 16, K: k, T: 32}, dtype: codec.F32, layout: "dense", data: "normal", n: 2})
+	}
 	// Matrices.
 	for _, k := range []int{1, 2, 3, 4, 6, 8} {
 		for _, code := range trellisCodes {
