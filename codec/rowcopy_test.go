@@ -2,6 +2,7 @@ package codec_test
 
 import (
 	"errors"
+	"math"
 	"testing"
 
 	"github.com/turbotrellis/turbotrellis/codec"
@@ -22,7 +23,7 @@ func TestRowCopyValidate(t *testing.T) {
 		"overlap":         {codec.RowCopy{Dst: b, Src: b, Rows: 3, Len: 2, DstStep: 1, SrcStep: 4}, false},
 		"negative":        {codec.RowCopy{Dst: b, Src: b, Rows: -1, Len: 2}, false},
 		"backwards":       {codec.RowCopy{Dst: b, Src: b, Rows: 2, Len: 2, DstStep: 2, SrcStep: -2}, false},
-		"wraps":           {codec.RowCopy{Dst: b, Src: b, Rows: 1 << 62, Len: 2, DstStep: 4, SrcStep: 4}, false},
+		"wraps":           {codec.RowCopy{Dst: b, Src: b, Rows: math.MaxInt / 2, Len: 2, DstStep: 4, SrcStep: 4}, false},
 	} {
 		if err := c.copy.Validate(); (err == nil) != c.ok || err != nil && !errors.Is(err, codec.ErrShape) {
 			t.Errorf("%s: %v", name, err)
