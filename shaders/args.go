@@ -190,7 +190,8 @@ type MaskArgs struct {
 }
 
 // RowCodeArgs serves rowcode_*. X is the input and Y the output of rows; Codes are bytes, for rowcode_refine words.
-// Mean and Gain, binary16, are read where Centred is 1, Mass where rowcode_unrotate has a centre. Norm, Factor and
+// Mean and Gain, binary16, are read where Centred is not 0; to kernels over units its bits 1 and 2
+// say that consecutive rows share a mean, a gain. Mass is read where rowcode_unrotate has a centre. Norm, Factor and
 // ThreadsPerRow as in HadamardArgs; UnitShift is log2(Dim/8) where Factor is 1; an overflow is reported by local row.
 type RowCodeArgs struct {
 	X, Y, Codes, Scales, Mean, Gain, Mass View

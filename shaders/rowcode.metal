@@ -97,6 +97,11 @@ static inline uint row_of(constant RowCodeArgs& a, uint unit) {
     return a.factor == 1 ? unit >> a.unit_shift : unit / (a.dim / 8u);
 }
 
+// The unit of a mean (2) or gain (4): of one row where consecutive rows of a span share it.
+static inline uint centre_unit(constant RowCodeArgs& a, thread const Unit& u, uint part) {
+    return (a.centred & part) != 0 ? u.x & (a.dim / 8u - 1u) : u.x;
+}
+
 // ---- encoding ----
 
 // x to y of units: dim is a power of two, above 256 where LONG.
@@ -121,8 +126,8 @@ static inline void row_rotated(const device uchar* x, const device uchar* mean, 
             unit_at(a.span, group, simd, simds, lane, r, u);
             float m[8];
             float g[8];
-            load_eight(mean, TYPE_F16, unit_row(a.mean, a.span, u) + long(u.x) * 8 * a.mean.s3, a.mean.s3, (a.wide & 16u) != 0, m);
-            load_eight(gain, TYPE_F16, unit_row(a.gain, a.span, u) + long(u.x) * 8 * a.gain.s3, a.gain.s3, (a.wide & 32u) != 0, g);
+            load_eight(mean, TYPE_F16, unit_row(a.mean, a.span, u) + long(centre_unit(a, u, 2u)) * 8 * a.mean.s3, a.mean.s3, (a.wide & 16u) != 0, m);
+            load_eight(gain, TYPE_F16, unit_row(a.gain, a.span, u) + long(centre_unit(a, u, 4u)) * 8 * a.gain.s3, a.gain.s3, (a.wide & 32u) != 0, g);
 #pragma clang loop unroll(full)
             for (uint e = 0; e < 8; e++) {
                 const float v = y[8 * r + e] - m[e];
@@ -509,8 +514,8 @@ static inline void row_finish_unit(const device uchar* mean, const device uchar*
     if (a.centred != 0) {
         float m[8];
         float g[8];
-        load_eight(mean, TYPE_F16, unit_row(a.mean, a.span, u) + long(u.x) * 8 * a.mean.s3, a.mean.s3, (a.wide & 16u) != 0, m);
-        load_eight(gain, TYPE_F16, unit_row(a.gain, a.span, u) + long(u.x) * 8 * a.gain.s3, a.gain.s3, (a.wide & 32u) != 0, g);
+        load_eight(mean, TYPE_F16, unit_row(a.mean, a.span, u) + long(centre_unit(a, u, 2u)) * 8 * a.mean.s3, a.mean.s3, (a.wide & 16u) != 0, m);
+        load_eight(gain, TYPE_F16, unit_row(a.gain, a.span, u) + long(centre_unit(a, u, 4u)) * 8 * a.gain.s3, a.gain.s3, (a.wide & 32u) != 0, g);
 #pragma clang loop unroll(full)
         for (uint e = 0; e < 8; e++) {
             const float scaled = v[e] * g[e];

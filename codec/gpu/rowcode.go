@@ -49,7 +49,9 @@ func (c *rowCode) centre(centre codec.Centre) []*operand {
 	if centre.Mean.DType == 0 {
 		return nil
 	}
-	return []*operand{c.e.tensor(centre.Mean, false), c.e.tensor(centre.Gain, false)}
+	mean, gain := c.e.tensor(centre.Mean, false), c.e.tensor(centre.Gain, false)
+	mean.centre, gain.centre = true, true
+	return []*operand{mean, gain}
 }
 
 // The views of RowCodeArgs, in the order of the bits of Wide.
@@ -75,8 +77,11 @@ func (c *rowCode) lay(s *slab, k kernel, which ...int) (launch, shaders.RowCodeA
 	for i, v := range p.view {
 		*views[which[i]] = v
 		a.Wide |= l.wide >> i & 1 << which[i]
-		if which[i] == rowMean {
-			a.Centred = 1
+		if which[i] == rowMean || which[i] == rowGain {
+			a.Centred |= 1
+			if s.view[i].S2 == 0 {
+				a.Centred |= 2 << (which[i] - rowMean)
+			}
 		}
 	}
 	return l, a

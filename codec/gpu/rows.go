@@ -21,6 +21,7 @@ type operand struct {
 	stride []int // of the leading dimensions, then of the elements of a row
 	data   []byte
 	output bool
+	centre bool // of a row code: rows may share it
 
 	buf    gpu.Buffer // what data lies in, if that is the device's
 	offset int        // bytes

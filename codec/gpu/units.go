@@ -57,14 +57,14 @@ func (s *slab) lay(k kernel, dim int) launch {
 	return l
 }
 
-// runs returns how the slab's rows are runs of rows that follow each other in every operand: of how many rows each, and
-// how many.
+// runs returns how the slab's rows are runs of rows that follow each other in every operand, or share a centre: of how
+// many rows each, and how many.
 func (s *slab) runs() (run, rows int) {
 	if s.n == 1 {
 		return 1, 1
 	}
 	for i, o := range s.ops {
-		if s.view[i].S3 != 1 || s.view[i].S2 != int64(o.dim) {
+		if v := s.view[i]; v.S3 != 1 || v.S2 != int64(o.dim) && !(o.centre && v.S2 == 0) {
 			return 1, s.n
 		}
 	}
