@@ -382,6 +382,10 @@ func rowCases() []Case {
 			add(16, rowCase{op: "DecodeRows", format: f, d: dim(), side: sides[t.step()%2], centre: centre, dtype: t.dtype(), layout: l, data: "any"})
 			add(16, rowCase{op: "UnrotateRows", format: f, d: dim(), side: "values", centre: centre, dtype: t.dtype(), layout: l, data: "large", inPlace: t.step()%2 == 0})
 		}
+		// Rows that take several registers of each of a GPU's lanes.
+		add(12, rowCase{op: "EncodeRows", format: f, d: 512, side: "keys", centre: "usual", dtype: codec.F16, layout: layouts[0], data: "normal"})
+		add(12, rowCase{op: "DecodeRows", format: f, d: 512, side: "values", centre: "usual", dtype: codec.BF16, layout: layouts[0], data: "any"})
+		add(12, rowCase{op: "UnrotateRows", format: f, d: 512, side: "values", centre: "usual", dtype: codec.F32, layout: layouts[0], data: "normal"})
 		if f.Trellis() { // short rows, whose paths depend on the seam
 			add(1, rowCase{op: "EncodeRows", format: f, d: 32, side: "keys", centre: "none", dtype: codec.F32, layout: layout{name: "many", lead: []int{67}}, data: "normal"})
 		} else if len(errorTies(f.Bits())) > 0 {
