@@ -499,20 +499,11 @@ func checksum(frame []byte) uint64 {
 
 // parse checks everything about a frame that needs no description, and returns the lengths of its parts.
 func parse(frame []byte) (id ID, description, payload []byte, err error) {
-	if len(frame) < len(magic) || string(frame[:len(magic)]) != magic {
-		return id, nil, nil, fmt.Errorf("%w: it does not begin with %s", ErrFormat, magic)
-	}
-	if len(frame) < headerLen {
-		return id, nil, nil, fmt.Errorf("%w: %d bytes, shorter than a header", ErrDamaged, len(frame))
+	d, err := checkLengths(frame, uint64(len(frame)))
+	if err != nil {
+		return id, nil, nil, err
 	}
 	le := binary.LittleEndian
-	if v := le.Uint32(frame[atVersion:]); v != version {
-		return id, nil, nil, fmt.Errorf("%w: version %d, want %d", ErrFormat, v, version)
-	}
-	d, p := uint64(le.Uint32(frame[atDescription:])), le.Uint64(frame[atPayload:])
-	if d > maxDescription || d%align != 0 || p > math.MaxInt64-headerLen-d || headerLen+d+p != uint64(len(frame)) {
-		return id, nil, nil, fmt.Errorf("%w: %d bytes, its header says %d + %d + %d", ErrDamaged, len(frame), headerLen, d, p)
-	}
 	if sum := checksum(frame); sum != le.Uint64(frame[atSum:]) {
 		return id, nil, nil, fmt.Errorf("%w: checksum %016x, its header says %016x", ErrDamaged, sum, le.Uint64(frame[atSum:]))
 	}
@@ -530,6 +521,26 @@ func parse(frame []byte) (id ID, description, payload []byte, err error) {
 	copy(id.Key[:], frame[atKey:])
 	copy(id.Parent[:], frame[atParent:])
 	return id, frame[headerLen:][:d], frame[headerLen+d:], nil
+}
+
+// checkLengths checks that a frame of size bytes, of which the first headerLen or all are there, is of this version and
+// as long as its header says. It returns the length of the description.
+func checkLengths(frame []byte, size uint64) (description uint64, err error) {
+	if len(frame) < len(magic) || string(frame[:len(magic)]) != magic {
+		return 0, fmt.Errorf("%w: it does not begin with %s", ErrFormat, magic)
+	}
+	if len(frame) < headerLen {
+		return 0, fmt.Errorf("%w: %d bytes, shorter than a header", ErrDamaged, size)
+	}
+	le := binary.LittleEndian
+	if v := le.Uint32(frame[atVersion:]); v != version {
+		return 0, fmt.Errorf("%w: version %d, want %d", ErrFormat, v, version)
+	}
+	d, p := uint64(le.Uint32(frame[atDescription:])), le.Uint64(frame[atPayload:])
+	if d > maxDescription || d%align != 0 || p > math.MaxInt64-headerLen-d || headerLen+d+p != size {
+		return 0, fmt.Errorf("%w: %d bytes, its header says %d + %d + %d", ErrDamaged, size, headerLen, d, p)
+	}
+	return d, nil
 }
 
 // Inspect returns what a frame holds and its layers, after checking its checksum.

@@ -102,8 +102,21 @@ func OpenStore(dir string, o StoreOptions) (*Store, error) {
 	return s, nil
 }
 
+// check refuses a Store that OpenStore did not return.
+func (s *Store) check() error {
+	if s == nil || s.root == nil {
+		return fmt.Errorf("%w: a Store that OpenStore did not return", ErrSpec)
+	}
+	return nil
+}
+
 // Close releases the directory.
-func (s *Store) Close() error { return s.root.Close() }
+func (s *Store) Close() error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	return s.root.Close()
+}
 
 // path returns the file of a key: two digits choose the folder.
 func (k Hash) path() (folder, file string) {
@@ -114,6 +127,9 @@ func (k Hash) path() (folder, file string) {
 // Put stores a frame under its key, after checking it. A frame that is there already is written again if it
 // differs or is damaged, else marked as used. Put writes beside and renames, so a reader never sees a part.
 func (s *Store) Put(ctx context.Context, frame []byte) error {
+	if err := s.check(); err != nil {
+		return err
+	}
 	id, _, _, err := parse(frame)
 	if err != nil {
 		return err
@@ -186,17 +202,19 @@ func (s *Store) Get(dst []byte, key Hash) ([]byte, error) {
 
 // Peek is Get, but for marking the block as used.
 func (s *Store) Peek(dst []byte, key Hash) ([]byte, error) {
+	if err := s.check(); err != nil {
+		return dst, err
+	}
 	_, file := key.path()
 	out, err := s.read(dst, file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return dst, fmt.Errorf("%w: %v", ErrNotFound, key)
 	}
-	if err != nil {
-		return dst, err
-	}
-	id, _, _, err := parse(out[len(dst):])
-	if err == nil && id.Key != key {
-		err = fmt.Errorf("%w: it holds %v", ErrForeign, id.Key)
+	if err == nil {
+		var id ID
+		if id, _, _, err = parse(out[len(dst):]); err == nil && id.Key != key {
+			err = fmt.Errorf("%w: it holds %v", ErrForeign, id.Key)
+		}
 	}
 	if err != nil {
 		return dst, fmt.Errorf("%v: %w", key, err)
@@ -218,19 +236,30 @@ func (s *Store) read(dst []byte, file string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: %s is not a regular file", ErrFormat, file)
 	}
+	// The header first: what damage has made long takes no memory.
+	at, header := len(dst), int(min(info.Size(), headerLen))
+	dst = slices.Grow(dst, header)[:at+header]
+	if _, err := io.ReadFull(f, dst[at:]); err != nil {
+		return nil, err
+	}
+	if _, err := checkLengths(dst[at:], uint64(info.Size())); err != nil {
+		return nil, err
+	}
 	size := int(info.Size())
-	if int64(size) != info.Size() || size < 0 {
+	if int64(size) != info.Size() {
 		return nil, fmt.Errorf("%w: %d bytes", ErrFormat, info.Size())
 	}
-	at := len(dst)
-	dst = slices.Grow(dst, size)[:at+size]
-	_, err = io.ReadFull(f, dst[at:])
+	dst = slices.Grow(dst, size-header)[:at+size]
+	_, err = io.ReadFull(f, dst[at+header:])
 	return dst, err
 }
 
 // Longest returns the keys of the blocks of n tokens, from the first on, that cover most of tokens without a gap.
 // It marks them as used, all at one time, and asks only whether files are there: Get may still refuse one.
 func (s *Store) Longest(fingerprint Hash, tokens []uint32, n int) ([]Hash, error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
 	if n < 1 {
 		return nil, fmt.Errorf("%w: blocks of %d tokens", ErrSpec, n)
 	}
@@ -266,6 +295,9 @@ func (s *Store) List(ctx context.Context) ([]Entry, error) {
 
 // list also returns the temporary files.
 func (s *Store) list(ctx context.Context) (entries []Entry, temps []string, err error) {
+	if err := s.check(); err != nil {
+		return nil, nil, err
+	}
 	err = fs.WalkDir(s.root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // removed meanwhile

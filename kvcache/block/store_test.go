@@ -157,6 +157,17 @@ func TestStoreDamage(t *testing.T) {
 			t.Errorf("%s, put again: %v", name, err)
 		}
 	}
+	// A file that is longer than memory, nearly all of it a hole.
+	if err := os.Truncate(file(keys[0]), 1<<43); err != nil {
+		t.Skip(err)
+	}
+	if _, err := s.Get(nil, keys[0]); !errors.Is(err, block.ErrDamaged) || !strings.Contains(err.Error(), keys[0].String()) {
+		t.Errorf("long: %v", err)
+	}
+	put(t, s, all[:1])
+	if got, err := s.Get(nil, keys[0]); err != nil || !bytes.Equal(got, all[0]) {
+		t.Errorf("long, put again: %v", err)
+	}
 }
 
 // GC keeps the most recently used, a sequence's beginning before its end, whatever the clock says; and it leaves
@@ -357,4 +368,20 @@ func FuzzStore(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+// A Store that was not opened is an error, not a panic.
+func TestZeroStore(t *testing.T) {
+	frame := frames(t, tokensOf(4, 0))[0]
+	for _, s := range []*block.Store{nil, {}} {
+		_, get := s.Get(nil, block.Hash{})
+		_, longest := s.Longest(block.Hash{}, nil, 1)
+		_, list := s.List(t.Context())
+		_, gc := s.GC(t.Context())
+		for i, err := range []error{s.Put(t.Context(), frame), get, longest, list, gc, s.Close()} {
+			if !errors.Is(err, block.ErrSpec) {
+				t.Errorf("%v, call %d: %v", s, i, err)
+			}
+		}
+	}
 }
