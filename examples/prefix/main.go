@@ -41,7 +41,7 @@ func run(dir, prompt string) error {
 	for i, key := range block.Chain(model, tokens, size) {
 		id.Key, id.First = key, uint64(i*size)
 		verb := "restored"
-		if frame, err = store.Get(frame[:0], key); errors.Is(err, block.ErrNotFound) {
+		if frame, err = store.Get(frame[:0], key); errors.Is(err, block.ErrNotFound) || errors.Is(err, block.ErrDamaged) {
 			verb = "computed"
 			fill(k, v, tokens[i*size:][:size])
 			var n int
