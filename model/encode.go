@@ -141,7 +141,7 @@ func (p *Plan) make(plan func(from stored, base string, file int) (Planned, erro
 				dims = 2
 			}
 			if dims != 2 || !isWeight {
-				if p.affine == nil || p.affine.Tensors != nil { // it was asked for
+				if p.affine == nil || p.affine.Tensors != nil || dims > 2 { // it was asked for, or is as large as what is coded
 					pass()
 				}
 				continue

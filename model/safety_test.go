@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/turbotrellis/turbotrellis/affine"
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/internal/atomicfile"
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
@@ -746,6 +748,12 @@ func TestPassedOver(t *testing.T) {
 	r, err := p.Encode(context.Background(), filepath.Join(t.TempDir(), "out"), run())
 	if err != nil || len(r.Passed) != 2 || r.Copied != 2 || len(r.Tensors) != 1 {
 		t.Errorf("%+v, %v", r, err)
+	}
+
+	// Affine rows by default: matrices are for the taking, experts were expected.
+	rows, err := PlanAffine(open(t, "testdata/moe-3d-experts"), AffineOptions{Format: affine.RowFormat{Bits: 4, Group: 32}})
+	if err != nil || !slices.Equal(rows.Passed, []string{"layers.0.mlp.experts.down_proj.weight"}) {
+		t.Errorf("affine: passed over %v, %v", rows.Passed, err)
 	}
 
 	dir := t.TempDir()
