@@ -197,6 +197,16 @@ func distinct(in, out string, stdin io.Reader) error {
 	return nil
 }
 
+// haveNames refuses empty file names, such as those of unset variables, in flags that are given.
+func haveNames(cmd *cobra.Command, flags ...string) error {
+	for _, name := range flags {
+		if f := cmd.Flags().Lookup(name); f != nil && f.Changed && f.Value.String() == "" {
+			return usagef("--%s: the file has no name", name)
+		}
+	}
+	return nil
+}
+
 // noStreams refuses "-" where standard streams cannot serve.
 func noStreams(paths ...string) error {
 	if slices.Contains(paths, "-") {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -159,6 +160,9 @@ IN and OUT may be - for standard input and output.`,
 		if o.ValueNames, err = nameFlag("--value-names", valueNames); err != nil {
 			return err
 		}
+		if err := haveNames(cmd, "centre"); err != nil {
+			return err
+		}
 		if centres != "" {
 			if !o.Params.CentreKeys && !o.Params.CentreValues {
 				return usagef("--centre %s: neither keys nor values are centred", centres)
@@ -166,10 +170,17 @@ IN and OUT may be - for standard input and output.`,
 			if o.Centres, err = readCentres(centres); err != nil {
 				return err
 			}
+			if err := distinct(centres, args[1], nil); err != nil {
+				return fmt.Errorf("--centre: %w", err)
+			}
 		}
 		return runKV(cmd, args, encoding, *backend, force, asJSON, func(b codec.Backend, w io.WriterAt, in *source, p *bar) (snapshot.Summary, error) {
 			o.Backend, o.Progress = b, p.update
-			return snapshot.Encode(cmd.Context(), w, in, in.size, o)
+			s, err := snapshot.Encode(cmd.Context(), w, in, in.size, o)
+			if errors.Is(err, snapshot.ErrCentre) {
+				err = named(centres, err)
+			}
+			return s, err
 		})
 	}
 	return cmd

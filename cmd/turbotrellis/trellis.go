@@ -188,6 +188,14 @@ func (p *planFlags) bits() (model.BitsMap, error) {
 
 // carryOut checks a plan and prints it or carries it out.
 func (p *planFlags) carryOut(cmd *cobra.Command, plan *model.Plan, out string, run model.RunOptions, backend string, bar *weightBar) error {
+	if err := haveNames(cmd, "bits-map", "hessian"); err != nil {
+		return err
+	}
+	if p.bitsMap != "" {
+		if err := distinct(p.bitsMap, out, nil); err != nil {
+			return fmt.Errorf("--bits-map: %w", err)
+		}
+	}
 	if err := plan.Check(out, run); err != nil {
 		return advised(err)
 	}

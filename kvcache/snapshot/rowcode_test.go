@@ -362,7 +362,7 @@ func TestGivenCentres(t *testing.T) {
 		{"gain of 0 or less", map[string]codec.Centre{"k": centreOf(channels(false, 1, 3, 1, 32), channels(false, 1, 3, 1, 32))}, codec.ErrParams, `"k.gain": element 0`},
 	} {
 		o := EncodeOptions{Backend: ref.New(), Params: codec.KVParams{Keys: codec.R3, Values: codec.R2, CentreKeys: true}, Centres: test.c}
-		if b, err := encode(t, src, o); !errors.Is(err, test.err) || !strings.Contains(err.Error(), test.text) || len(b) > 0 {
+		if b, err := encode(t, src, o); !errors.Is(err, test.err) || !errors.Is(err, ErrCentre) || !strings.Contains(err.Error(), test.text) || len(b) > 0 {
 			t.Errorf("%s: %v after %d bytes", test.name, err, len(b))
 		}
 	}

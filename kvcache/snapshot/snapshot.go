@@ -37,6 +37,8 @@ var (
 	// ErrPair reports keys without values, values without keys, or two that do
 	// not belong together.
 	ErrPair = errors.New("keys and values do not pair")
+	// ErrCentre reports a centre that is given and cannot be that of its tensor.
+	ErrCentre = errors.New("centre does not fit")
 	// ErrArgument reports an argument that no file is to blame for: a missing
 	// backend, or an index out of range.
 	ErrArgument = errors.New("invalid argument")

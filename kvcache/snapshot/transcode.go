@@ -82,8 +82,8 @@ type EncodeOptions struct {
 // head twice more before it packs them. Once ctx is done, Encode returns its cause after the calls in progress.
 //
 // Errors are codec's, with the tensor's name and the element's index in it,
-// ErrPair, ErrSource, ErrArgument, ErrNoTensor where nothing matches, or those
-// of reading and writing.
+// ErrPair, ErrSource, ErrArgument, ErrNoTensor where nothing matches, ErrCentre, or
+// those of reading and writing.
 func Encode(ctx context.Context, dst io.WriterAt, src io.ReaderAt, size int64, o EncodeOptions) (Summary, error) {
 	e, err := newEncoding(ctx, src, size, o)
 	if err != nil {
@@ -203,7 +203,7 @@ func newEncoding(ctx context.Context, src io.ReaderAt, size int64, o EncodeOptio
 			return nil, fmt.Errorf("tensors %q and %q: %w", l.Keys.Name, l.Values.Name, err)
 		}
 		if err := o.checkCentres(l, p); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w: %w", ErrCentre, err)
 		}
 		e.desc.Layers = append(e.desc.Layers, l)
 	}
