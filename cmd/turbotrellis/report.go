@@ -70,6 +70,9 @@ IN may be - for standard input.`,
 			return err
 		}
 		defer o.Backend.Close()
+		if err := haveNames(cmd, "html"); err != nil {
+			return err
+		}
 		var page *atomicfile.File
 		if html != "" {
 			if err := noStreams(html); err != nil {
@@ -182,7 +185,7 @@ func measurePresets(ctx context.Context, in *source, o snapshot.EncodeOptions) (
 			Centred: o.Params.CentreKeys, RawFirst: o.RawFirst, Layers: []layerReport{}, HardKeys: []string{}, HardValue: []string{}}
 		losses, err := snapshot.Measure(ctx, in, in.size, o)
 		switch {
-		case errors.Is(err, codec.ErrParams) || errors.Is(err, codec.ErrScaleOverflow) || errors.Is(err, codec.ErrUnsupported):
+		case errors.Is(err, codec.ErrParams) || errors.Is(err, codec.ErrScaleOverflow) || errors.Is(err, codec.ErrUnsupported) || errors.Is(err, codec.ErrNonFinite):
 			one.Refused, refused = err.Error(), err
 		case err != nil:
 			return nil, err
@@ -249,7 +252,12 @@ func allOf(size snapshot.Size, parts []snapshot.PartLoss) sideReport {
 		}
 	}
 	s := lossOf(size, all)
-	s.Error = number(math.Sqrt(squares / float64(max(1, n))))
+	switch {
+	case n > 0:
+		s.Error = number(math.Sqrt(squares / float64(n)))
+	case len(parts) > 0:
+		s.Error = number(math.NaN()) // errors, and nothing that varies to compare them with
+	}
 	return s
 }
 
@@ -306,7 +314,7 @@ func (r *costReport) text(w io.Writer) error {
 			continue
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%.2f\t%s\t%.2fx\t%.4f\t%.4f\t%s\t%s\t%s, %s\n", p.Name, typeText(p.KeyType, p.Centred), p.ValueType, p.Bits, bytesText(p.Packed), p.Ratio,
-			p.Keys.Error, p.Values.Error, few(p.HardKeys), few(p.HardValue), p.WorstKeys, p.WorstValues)
+			p.Keys.Error, p.Values.Error, few(p.HardKeys), few(p.HardValue), cmp.Or(p.WorstKeys, "none"), cmp.Or(p.WorstValues, "none"))
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -89,10 +89,13 @@ func (r *costReport) costPlot() (template.HTML, error) {
 		var points plotter.XYs
 		var names []string
 		for _, preset := range r.Presets {
-			if preset.Refused == "" {
+			if preset.Refused == "" && !math.IsNaN(float64(side.of(preset).Error)) {
 				points = append(points, plotter.XY{X: side.of(preset).Bits, Y: float64(side.of(preset).Error)})
 				names = append(names, " "+preset.Name)
 			}
+		}
+		if len(points) == 0 {
+			continue
 		}
 		scatter, err := plotter.NewScatter(points)
 		if err != nil {

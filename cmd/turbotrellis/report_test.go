@@ -86,6 +86,42 @@ func TestReportRefused(t *testing.T) {
 	}
 }
 
+// Raw tokens may be anything: the presets that have some pack a NaN there, and the report says why the other does not.
+// Where there are errors but nothing varies, the relative error is none, not 0.
+func TestReportOdd(t *testing.T) {
+	o := snapshot.EncodeOptions{Backend: cpu.New(cpu.Options{})}
+	defer o.Backend.Close()
+	r, err := measurePresets(t.Context(), cacheFile(t, 64, 64, func(i int) float32 {
+		if i == 5 {
+			return float32(math.NaN())
+		}
+		return float32(math.Sin(float64(i) * 0.7))
+	}), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range r.Presets {
+		if (p.Refused != "") != (p.Name == "compat") || p.Name == "compat" && !strings.Contains(p.Refused, "element 5: NaN") {
+			t.Errorf("%s: refused %q", p.Name, p.Refused)
+		}
+	}
+
+	if r, err = measurePresets(t.Context(), cacheFile(t, 64, 64, func(i int) float32 { return float32(math.Sin(float64(i % 64))) }), o); err != nil {
+		t.Fatal(err)
+	}
+	r.Detail = defaultPreset
+	if p := r.detail(); !math.IsNaN(float64(p.Values.Error)) || p.Values.RMS == 0 || p.WorstValues != "" {
+		t.Errorf("values that are equal at every token: %+v", p.Values)
+	}
+	var text, html bytes.Buffer
+	if err := errors.Join(r.text(&text), r.html(&html), emit(&text, true, r, r.text)); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(text.String(), ", none\n") || !strings.Contains(html.String(), ", none</td>") {
+		t.Errorf("no layer of the largest error is not said to be none:\n%s", text.String())
+	}
+}
+
 func TestHardLayers(t *testing.T) {
 	var layers []layerReport
 	for i, e := range []float64{0.10, 0.11, 0.2, 0.09, 0.138, 0.11, math.NaN()} {
