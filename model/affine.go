@@ -121,32 +121,11 @@ func (e *encoder) affineJob(t Planned) (job, error) {
 		return job{}, err
 	}
 	base := strings.TrimSuffix(t.Name, weightSuffix)
-	return job{
-		name: t.Name, weights: t.Weights(),
-		outs: []string{t.Name, base + scalesSuffix, base + biasesSuffix},
-		check: func(ctx context.Context, done func(int64)) (string, error) {
-			s := <-e.scratch
-			defer func() { e.scratch <- s }()
-			_, sum, err := load(ctx, s)
-			if err == nil {
-				err = t.rows.check(ctx, s.data)
-			}
-			if err == nil {
-				done(t.Weights())
-			}
-			return sum, err
-		},
-		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
-			s := <-e.scratch
-			defer func() { e.scratch <- s }()
-			_, now, err := load(ctx, s)
-			if err != nil {
-				return TensorResult{}, err
-			}
-			if now != sum {
-				return TensorResult{}, fmt.Errorf("%w: tensor %q", ErrChanged, t.Name)
-			}
-			r := TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, GroupSize: t.GroupSize, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
+	return source[[]byte]{
+		load:  load,
+		check: func(ctx context.Context, s *scratch, _ []byte) error { return t.rows.check(ctx, s.data) },
+		make: func(ctx context.Context, dst []io.Writer, s *scratch, _ []byte, done func(int64)) (r TensorResult, err error) {
+			r = TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, GroupSize: t.GroupSize, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
 			if r.Error, err = e.quantize(ctx, t.rows, c, s, done); err != nil {
 				return TensorResult{}, err
 			}
@@ -157,7 +136,7 @@ func (e *encoder) affineJob(t Planned) (job, error) {
 			}
 			return r, nil
 		},
-	}, nil
+	}.fill(e, job{name: t.Name, weights: t.Weights(), outs: []string{t.Name, base + scalesSuffix, base + biasesSuffix}}), nil
 }
 
 // check refuses weights that are not finite and groups whose range overflows, with the index of the weight in the

@@ -88,6 +88,44 @@ type job struct {
 	make func(ctx context.Context, dst []io.Writer, sum string, done func(weights int64)) (TensorResult, error)
 }
 
+// source is a matrix that a job loads, once to check it and once to code it.
+type source[T any] struct {
+	// load reads the matrix into s and returns what else the next two take, with the digest that job.check returns.
+	load  func(ctx context.Context, s *scratch) (T, string, error)
+	check func(ctx context.Context, s *scratch, loaded T) error
+	make  func(ctx context.Context, dst []io.Writer, s *scratch, loaded T, done func(weights int64)) (TensorResult, error)
+}
+
+// fill gives j its check and make.
+func (m source[T]) fill(e *encoder, j job) job {
+	j.check = func(ctx context.Context, done func(int64)) (string, error) {
+		s := <-e.scratch
+		defer func() { e.scratch <- s }()
+		loaded, sum, err := m.load(ctx, s)
+		if err == nil {
+			err = m.check(ctx, s, loaded)
+		}
+		if err != nil {
+			return "", err
+		}
+		done(j.weights)
+		return sum, nil
+	}
+	j.make = func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
+		s := <-e.scratch
+		defer func() { e.scratch <- s }()
+		loaded, now, err := m.load(ctx, s)
+		if err != nil {
+			return TensorResult{}, err
+		}
+		if now != sum {
+			return TensorResult{}, fmt.Errorf("%w: tensor %q", ErrChanged, j.name)
+		}
+		return m.make(ctx, dst, s, loaded, done)
+	}
+	return j
+}
+
 // outFile is a safetensors file to write.
 type outFile struct {
 	name   string // slash-separated

@@ -92,41 +92,23 @@ func (e *encoder) decodeJob(t stored) (job, error) {
 	} else {
 		r.Bits, r.GroupSize = t.affine.Format.Bits, t.affine.Format.Group
 	}
-	read := func(ctx context.Context, s *scratch) ([][]byte, string, error) {
-		parts, err := e.read(ctx, &t, s)
-		if err != nil {
-			return nil, "", err
-		}
-		sum, err := digest(ctx, parts...)
-		return parts, sum, err
-	}
-	return job{
-		name: t.name, weights: weights, outs: []string{t.name},
-		check: func(ctx context.Context, done func(int64)) (string, error) {
-			s := <-e.scratch
-			defer func() { e.scratch <- s }()
-			_, sum, err := read(ctx, s)
-			if err == nil {
-				done(weights)
-			}
-			return sum, err
-		},
-		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
-			s := <-e.scratch
-			defer func() { e.scratch <- s }()
-			parts, now, err := read(ctx, s)
+	return source[[][]byte]{
+		load: func(ctx context.Context, s *scratch) ([][]byte, string, error) {
+			parts, err := e.read(ctx, &t, s)
 			if err != nil {
-				return TensorResult{}, err
+				return nil, "", err
 			}
-			if now != sum {
-				return TensorResult{}, fmt.Errorf("%w: matrix %q", ErrChanged, t.name)
-			}
+			sum, err := digest(ctx, parts...)
+			return parts, sum, err
+		},
+		check: func(context.Context, *scratch, [][]byte) error { return nil },
+		make: func(ctx context.Context, dst []io.Writer, s *scratch, parts [][]byte, done func(int64)) (TensorResult, error) {
 			if err := e.decode(ctx, &t, parts, s, done); err != nil {
 				return TensorResult{}, err
 			}
 			return r, inPieces(dst[0], s.data)
 		},
-	}, nil
+	}.fill(e, job{name: t.name, weights: weights, outs: []string{t.name}}), nil
 }
 
 func inPieces(w io.Writer, data []byte) error {

@@ -655,38 +655,16 @@ func (e *encoder) job(t Planned) (job, error) {
 	if err != nil {
 		return job{}, err
 	}
-	return job{
-		name: t.Name, weights: t.Weights(),
-		outs: []string{t.Name, strings.TrimSuffix(t.Name, weightSuffix) + scalesSuffix},
-		check: func(ctx context.Context, done func(int64)) (string, error) {
-			s := <-e.scratch
-			defer func() { e.scratch <- s }()
-			hessian, sum, err := load(ctx, s)
-			if err != nil {
-				return "", err
+	return source[[]byte]{
+		load: load,
+		check: func(ctx context.Context, s *scratch, hessian []byte) error {
+			if err := w.check(ctx, s.data, t.params); err != nil || !t.Hessian {
+				return err
 			}
-			if err := w.check(ctx, s.data, t.params); err != nil {
-				return "", err
-			}
-			if t.Hessian {
-				if err := checkHessian(ctx, t.hess, hessian); err != nil {
-					return "", err
-				}
-			}
-			done(t.Weights())
-			return sum, nil
+			return checkHessian(ctx, t.hess, hessian)
 		},
-		make: func(ctx context.Context, dst []io.Writer, sum string, done func(int64)) (TensorResult, error) {
-			s := <-e.scratch
-			defer func() { e.scratch <- s }()
-			hessian, now, err := load(ctx, s)
-			if err != nil {
-				return TensorResult{}, err
-			}
-			if now != sum {
-				return TensorResult{}, fmt.Errorf("%w: tensor %q", ErrChanged, t.Name)
-			}
-			r := TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
+		make: func(ctx context.Context, dst []io.Writer, s *scratch, hessian []byte, done func(int64)) (r TensorResult, err error) {
+			r = TensorResult{Name: t.Name, Shape: t.Shape, Bits: t.Bits, Axis: t.Axis, SourceBytes: t.SourceBytes, Bytes: t.Bytes}
 			if t.Hessian {
 				err = e.withFeedback(ctx, t, c, hessian, w, s, &r, done)
 			} else {
@@ -697,7 +675,7 @@ func (e *encoder) job(t Planned) (job, error) {
 			}
 			return r, write(dst, &s.matrix)
 		},
-	}, nil
+	}.fill(e, job{name: t.Name, weights: t.Weights(), outs: []string{t.Name, strings.TrimSuffix(t.Name, weightSuffix) + scalesSuffix}}), nil
 }
 
 // withFeedback codes a matrix against its Hessian. On axis 1 the rows are coded
