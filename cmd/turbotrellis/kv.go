@@ -96,9 +96,32 @@ func bytesText(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
+// nameFlags say which tensors are keys and values, and which layers count.
+type nameFlags struct{ skip, keys, values string }
+
+func addNameFlags(cmd *cobra.Command, skip string) *nameFlags {
+	var n nameFlags
+	f := cmd.Flags()
+	f.StringVar(&n.skip, "skip", "", skip)
+	f.StringVar(&n.keys, "key-names", "", "regular expression for the names of keys; its first group is what differs from the values' names")
+	f.StringVar(&n.values, "value-names", "", "regular expression for the names of values, in the same way")
+	return &n
+}
+
+func (n *nameFlags) set(o *snapshot.EncodeOptions) (err error) {
+	if o.Skip, err = snapshot.ParseLayers(n.skip); err != nil {
+		return usagef("--skip: %w", err)
+	}
+	if o.KeyNames, err = nameFlag("--key-names", n.keys); err != nil {
+		return err
+	}
+	o.ValueNames, err = nameFlag("--value-names", n.values)
+	return err
+}
+
 func newKVEncode() *cobra.Command {
 	var o snapshot.EncodeOptions
-	var skip, keyNames, valueNames, centres string
+	var centres string
 	var force, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "encode IN.safetensors OUT.safetensors",
@@ -138,9 +161,7 @@ IN and OUT may be - for standard input and output.`,
 	kv := addKVFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&centres, "centre", "", "take the centres from this file, such as the snapshot of a calibration text (default those of the tokens)")
-	f.StringVar(&skip, "skip", "", "layers to copy instead of pack, such as 0,1,30-31")
-	f.StringVar(&keyNames, "key-names", "", "regular expression for the names of keys; its first group is what differs from the values' names")
-	f.StringVar(&valueNames, "value-names", "", "regular expression for the names of values, in the same way")
+	names := addNameFlags(cmd, "layers to copy instead of pack, such as 0,1,30-31")
 	f.BoolVar(&force, "force", false, "replace OUT if it exists")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	aliases(cmd, map[string]string{"k": "key-type", "v": "value-type", "keys": "key-names", "values": "value-names", "scale": "scale-rule"})
@@ -151,13 +172,7 @@ IN and OUT may be - for standard input and output.`,
 			return err
 		}
 		o.RawFirst, o.RawLast = kv.rawFirst, kv.rawLast
-		if o.Skip, err = snapshot.ParseLayers(skip); err != nil {
-			return usagef("--skip: %w", err)
-		}
-		if o.KeyNames, err = nameFlag("--key-names", keyNames); err != nil {
-			return err
-		}
-		if o.ValueNames, err = nameFlag("--value-names", valueNames); err != nil {
+		if err := names.set(&o); err != nil {
 			return err
 		}
 		if err := haveNames(cmd, "centre"); err != nil {

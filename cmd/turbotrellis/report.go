@@ -21,7 +21,7 @@ import (
 
 func newReport() *cobra.Command {
 	var o snapshot.EncodeOptions
-	var skip, keyNames, valueNames, html, detail string
+	var html, detail string
 	var force, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "report IN.safetensors",
@@ -47,9 +47,7 @@ IN may be - for standard input.`,
 	f.StringVar(&detail, "preset", defaultPreset, "preset whose layers the text shows: "+presetNames())
 	f.StringVar(&html, "html", "", "also write a page with plots to this file")
 	f.BoolVar(&force, "force", false, "replace the page if it exists")
-	f.StringVar(&skip, "skip", "", "layers to leave out, such as 0,1,30-31")
-	f.StringVar(&keyNames, "key-names", "", "regular expression for the names of keys, as in kv encode")
-	f.StringVar(&valueNames, "value-names", "", "regular expression for the names of values, in the same way")
+	names := addNameFlags(cmd, "layers to leave out, such as 0,1,30-31")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON, with every head")
 	backend := addBackendFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -57,13 +55,7 @@ IN may be - for standard input.`,
 			return err
 		}
 		var err error
-		if o.Skip, err = snapshot.ParseLayers(skip); err != nil {
-			return usagef("--skip: %w", err)
-		}
-		if o.KeyNames, err = nameFlag("--key-names", keyNames); err != nil {
-			return err
-		}
-		if o.ValueNames, err = nameFlag("--value-names", valueNames); err != nil {
+		if err := names.set(&o); err != nil {
 			return err
 		}
 		if o.Backend, err = openBackend(*backend); err != nil {
