@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/turbotrellis/turbotrellis/codec"
 	"github.com/turbotrellis/turbotrellis/gpu"
@@ -14,48 +15,38 @@ const copiesPerRun = 4096
 
 // Copy copies runs of bytes within memory from Alloc, with kernels that the device runs in the order of the list. No
 // copy may read what another of the same call writes. Memory from elsewhere is codec.ErrShape; nothing has been
-// copied then.
+// copied then. It returns codec.ErrClosed after Close.
 func (b *Backend) Copy(list ...codec.RowCopy) error {
 	e := b.engine
+	if e.memory.isClosed() {
+		return e.closed()
+	}
 	j := e.newJob()
 	defer j.release()
 	for i, c := range list {
-		if err := c.Validate(); err != nil {
-			return fmt.Errorf("copy %d of %d: %w", i, len(list), err)
+		err := c.Validate()
+		if err == nil && c.Rows > 0 && c.Len > 0 {
+			err = j.copyRows(c)
 		}
-		if c.Rows == 0 || c.Len == 0 {
-			continue
-		}
-		for _, side := range []struct {
-			name string
-			data []byte
-		}{{"destination", c.Dst}, {"source", c.Src}} {
-			if _, _, ok := e.memory.find(side.data); !ok {
-				return &codec.Error{Err: codec.ErrShape, Tensor: "copy", Index: codec.NoIndex, Reason: fmt.Sprintf("the %s of copy %d of %d is not memory of this backend", side.name, i, len(list))}
-			}
+		if err != nil {
+			return e.failed(fmt.Errorf("copy %d of %d: %w", i, len(list), err))
 		}
 	}
-	for _, c := range list {
-		if c.Rows == 0 || c.Len == 0 {
-			continue
-		}
-		if err := j.copyRows(c); err != nil {
+	for part := range slices.Chunk(j.list, copiesPerRun) {
+		if _, err := e.dev.Run(part...); err != nil {
 			return e.failed(err)
 		}
-		if len(j.list) >= copiesPerRun {
-			if _, err := j.send(); err != nil {
-				return e.failed(err)
-			}
-		}
 	}
-	_, err := j.send()
-	return e.failed(err)
+	return nil
 }
 
-// copyRows adds the dispatches of c: elements are as large as every address allows.
+// copyRows adds the dispatch of c: elements are as large as every address allows.
 func (j *job) copyRows(c codec.RowCopy) error {
-	dst, to, _ := j.e.memory.find(c.Dst)
-	src, from, _ := j.e.memory.find(c.Src)
+	dst, to, ok := j.e.memory.find(c.Dst)
+	src, from, there := j.e.memory.find(c.Src)
+	if !ok || !there {
+		return &codec.Error{Err: codec.ErrShape, Tensor: "copy", Index: codec.NoIndex, Reason: "not within memory of this backend"}
+	}
 	size := 4
 	for all := to | from | c.Len | c.DstStep | c.SrcStep; all%size != 0; {
 		size /= 2

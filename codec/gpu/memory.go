@@ -134,6 +134,12 @@ func (m *memory) search(at uintptr) (int, bool) {
 	})
 }
 
+func (m *memory) isClosed() bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.closed
+}
+
 // close forgets everything. Nothing comes in any more.
 func (m *memory) close() {
 	m.mu.Lock()
