@@ -174,3 +174,63 @@ func TestMisuse(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// The mask of a batch says of every token of every sequence, by its position, whether the newest attend to it.
+func TestBatchMask(t *testing.T) {
+	const n = 2
+	for window := range 6 {
+		for sinks := range 3 {
+			if window == 0 && sinks > 0 || window > 0 && window < n {
+				continue
+			}
+			l := kvcache.Layout{Heads: 1, Keys: kvcache.Raw(codec.F32, 1), Window: window, Sinks: sinks, Step: 2}
+			lengths := []int{3, 9, 6}
+			var rows []*kvcache.Batch
+			for _, tokens := range lengths {
+				b, err := kvcache.New(l, 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for range tokens { // one at a time, so that the newest have what they attend to
+					if err := b.Append(kvcache.TensorData(codec.NewTensor(codec.F32, 1, 1, 1)), kvcache.Data{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				rows = append(rows, b)
+			}
+			b, err := kvcache.Merge(rows...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := b.Layout(); got.Window != window || got.Sinks != sinks || got.Step != 2 {
+				t.Errorf("layout %+v", got)
+			}
+			got, err := b.Mask(n).Bool()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, tokens := range lengths {
+				var held []int // positions of the sequence's tokens in the batch
+				for p := range tokens {
+					if window == 0 || p < sinks || p >= tokens-window {
+						held = append(held, p)
+					}
+				}
+				pad := b.Width() - len(held)
+				for q := range n {
+					at := tokens - n + q
+					for c := range b.Width() {
+						want := c >= pad
+						if want {
+							p := held[c-pad]
+							want = p <= at && (window == 0 || p < sinks || at-p < window)
+						}
+						if got[(i*n+q)*b.Width()+c] != want {
+							t.Errorf("window %d, sinks %d, sequence %d, position %d, column %d: %t", window, sinks, i, at, c, !want)
+						}
+					}
+				}
+			}
+		}
+	}
+}
