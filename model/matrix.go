@@ -184,7 +184,7 @@ type storedPart struct {
 // find returns the matrix called <base>.weight, coded or not, in a type: for 0 in its own, or BF16 where trellis codes
 // have none. ok is false where there is none, or none of floats.
 func (m *Model) find(base string, dtype codec.DType) (t stored, ok bool) {
-	file, info, ok := m.lookup(base + weightSuffix)
+	_, info, ok := m.lookup(base + weightSuffix)
 	if !ok {
 		return t, false
 	}
@@ -208,7 +208,7 @@ func (m *Model) find(base string, dtype codec.DType) (t stored, ok bool) {
 		t.dtype = t.own
 	}
 	for _, name := range names {
-		if file, info, ok = m.lookup(name); ok {
+		if file, info, ok := m.lookup(name); ok {
 			t.parts = append(t.parts, storedPart{name, info.Size, m.files[file].File})
 		}
 	}

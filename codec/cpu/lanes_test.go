@@ -2,7 +2,6 @@ package cpu_test
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -120,7 +119,7 @@ func TestRowLanes(t *testing.T) {
 					defer b.Close()
 					for i, got := range code(b) {
 						if !bytes.Equal(got, want[i]) {
-							t.Error(fmt.Sprintf("%v, %d rows of %d %v, centred %v: output %d differs", f, n, dim, x.DType, centred, i))
+							t.Errorf("%v, %d rows of %d %v, centred %v: output %d differs", f, n, dim, x.DType, centred, i)
 						}
 					}
 				})

@@ -62,7 +62,6 @@ type coder struct {
 	viterbi *viterbi // made by the first encoder
 	samples []float32
 	states  []uint16
-	codes   []uint32  // an interleaved row
 	row     []float32 // a coded row, or a decoded one
 	f       []float32 // the code values of a coded row
 	src     []byte    // a row of a tensor with gaps

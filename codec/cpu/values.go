@@ -231,8 +231,6 @@ func tree32(q *[32]float32) float32 {
 	return (a + b) + (c + d)
 }
 
-var searchFactors = lloydmax.SearchFactors()
-
 func sum4(a, b, c, d float32) float32 { return (a + b) + (c + d) }
 
 // searched returns the stored scale of least squared error and sets w.index to go with it. Where no candidate is

@@ -584,12 +584,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// keyFormat and valueFormat return the format of so many bits, or none.
-func keyFormat(bits int, signed bool) codec.Format {
-	f, _ := codec.KeyFormat(bits, signed)
-	return f
-}
-
+// valueFormat returns the format of so many bits, or none.
 func valueFormat(bits int) codec.Format {
 	f, _ := codec.ValueFormat(bits)
 	return f

@@ -104,10 +104,6 @@ func (f File) Names() []string { return slices.Sorted(maps.Keys(f)) }
 // Shape returns the shape of the named tensor, nil where there is none.
 func (f File) Shape(name string) []int { return f[name].Shape }
 
-// DType returns the dtype of the named tensor, such as "F32", empty where
-// there is none.
-func (f File) DType(name string) string { return f[name].DType }
-
 // Bytes returns the raw little-endian bytes of the named tensor of any dtype.
 func (f File) Bytes(tb testing.TB, name string) []byte {
 	tb.Helper()
