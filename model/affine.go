@@ -1,7 +1,6 @@
 package model
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -61,7 +60,7 @@ func PlanAffine(m *Model, o AffineOptions) (*Plan, error) {
 }
 
 func (p *Plan) planRows(from stored, base string, file int) (Planned, error) {
-	if err := p.model.free(from, base, file, scalesSuffix, biasesSuffix); err != nil {
+	if err := p.model.free(base, file, scalesSuffix, biasesSuffix); err != nil {
 		return Planned{}, err
 	}
 	a := Affine{Base: base, Format: p.affine.Format, Shape: from.shape, DType: from.dtype}
@@ -94,7 +93,7 @@ func (o *AffineOptions) entry(f affine.RowFormat) []byte {
 	if f == o.Format {
 		return nil
 	}
-	return bytes.TrimSpace(marshal(struct {
+	return []byte(line(struct {
 		GroupSize int    `json:"group_size"`
 		Bits      int    `json:"bits"`
 		Mode      string `json:"mode"`
@@ -170,7 +169,7 @@ func (e *encoder) quantize(ctx context.Context, a Affine, c codec.Affine, s *scr
 	s.rows = codec.AffineRows{
 		Codes: sized(s.rows.Codes, rows*codes), Scales: sized(s.rows.Scales, rows*scales), Biases: sized(s.rows.Biases, rows*scales),
 	}
-	s.errs, s.energy = sized(s.errs, rows), sized(s.energy, rows)
+	s.reset(rows)
 	err := e.feed.rows(ctx, s.slots, rows, cols*size, 1, func(_ context.Context, k *slot, r span) error {
 		x := codec.Tensor{DType: a.DType, Shape: []int{r.rows, cols}, Data: s.data[r.first*cols*size:][:r.rows*cols*size]}
 		if err := c.Quantize(&k.rows, x); err != nil {
@@ -184,17 +183,7 @@ func (e *encoder) quantize(ctx context.Context, a Affine, c codec.Affine, s *scr
 		copy(s.rows.Codes[r.first*codes:], k.rows.Codes)
 		copy(s.rows.Scales[r.first*scales:], k.rows.Scales)
 		copy(s.rows.Biases[r.first*scales:], k.rows.Biases)
-		k.x, k.y = sized(k.x, cols), sized(k.y, cols)
-		for i := range r.rows {
-			x.LoadRow(k.x, i)
-			recon.LoadRow(k.y, i)
-			s.errs[r.first+i], s.energy[r.first+i] = 0, 0
-			for c, v := range k.x {
-				d := float64(k.y[c]) - float64(v)
-				s.errs[r.first+i] += float64(d * d)
-				s.energy[r.first+i] += float64(float64(v) * float64(v))
-			}
-		}
+		s.measure(k, x, recon, r.first, 1)
 		done(int64(r.rows) * int64(cols))
 		return nil
 	})

@@ -173,6 +173,26 @@ func TestConvert(t *testing.T) {
 				t.Errorf("%+v and %+v", other.Affine(), other.Coded())
 			}
 
+			// Another program's quantization_config is no copy, and stays.
+			if !single {
+				mixed := tree(t, at("mixed"))[configName]
+				config, err := parseObject([]byte(mixed))
+				if err != nil {
+					t.Fatal(err)
+				}
+				const theirs = `{"quant_method":"x"}`
+				put(t, filepath.Join(at("mixed"), configName), string(config.set(configKey, []byte(theirs))))
+				if _, err := open(t, at("mixed")).Decode(context.Background(), at("theirs"), codec.F32, run()); err != nil {
+					t.Fatal(err)
+				}
+				if config, err = parseObject([]byte(tree(t, at("theirs"))[configName])); err != nil {
+					t.Fatal(err)
+				}
+				if e := config.find(configKey); e == nil || string(config.raw(e)) != theirs {
+					t.Errorf("%s became %s", theirs, tree(t, at("theirs"))[configName])
+				}
+			}
+
 			// All, and back.
 			some.Tensors = regexp.MustCompile("weight$")
 			encode(t, at("affine"), at("trellis"), some)
@@ -276,6 +296,23 @@ func TestAffineRefused(t *testing.T) {
 	}
 	if _, err := PlanAffine(open(t, quantized), AffineOptions{Format: affine.RowFormat{Bits: 4, Group: 64}}); !errors.Is(err, ErrQuantized) {
 		t.Errorf("affine weights again: %v", err)
+	}
+	// A trellis matrix has no biases of its own: a tensor of that name is in the way, in its file or in another.
+	trellised, src := filepath.Join(dir, "trellised"), filepath.Join(dir, "one.st")
+	writeFile(t, src, nil, normal("q.weight", "F32", 4, 64), normal("q.biases", "F32", 4))
+	all := opts()
+	all.Tensors = regexp.MustCompile("q.weight")
+	encode(t, src, trellised, all)
+	shards := filepath.Join(dir, "shards")
+	put(t, filepath.Join(shards, configName), "{}")
+	put(t, filepath.Join(shards, indexName), `{"weight_map": {"q.weight": "a", "q.biases": "b"}}`)
+	writeFile(t, filepath.Join(shards, "a"), nil, normal("q.weight", "F32", 4, 64))
+	writeFile(t, filepath.Join(shards, "b"), nil, normal("q.biases", "F32", 4))
+	encode(t, shards, filepath.Join(dir, "trellised-shards"), all)
+	for _, path := range []string{trellised, filepath.Join(dir, "trellised-shards")} {
+		if _, err := PlanAffine(open(t, path), AffineOptions{Format: affine.RowFormat{Bits: 4, Group: 64}}); !errors.Is(err, ErrQuantized) || !strings.Contains(err.Error(), `"q.biases"`) {
+			t.Errorf("%s: %v", path, err)
+		}
 	}
 	if _, err := open(t, filepath.Join("testdata", "mlx", "source")).DecodeAffine(context.Background(), "x", 0, run()); !errors.Is(err, ErrSelection) {
 		t.Errorf("nothing to decode: %v", err)

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -164,11 +163,7 @@ func (p *Plan) make(plan func(from stored, base string, file int) (Planned, erro
 	}
 	for i, f := range m.files {
 		for _, t := range f.Tensors() {
-			base, ok := m.owner[t.Name]
-			if !ok {
-				base = strings.TrimSuffix(t.Name, weightSuffix)
-			}
-			if !m.has(i, t.Name) || !selected[base] || !ok && base == t.Name {
+			if base, ok := m.baseOf(t.Name); !ok || !m.has(i, t.Name) || !selected[base] {
 				p.Copied++
 			}
 		}
@@ -234,7 +229,7 @@ func (m *Model) unquantized(as, other bool) error {
 		return fmt.Errorf("%w: %s: %w", ErrModel, configName, err)
 	}
 	if convertible {
-		if keys = keys[1:]; m.copied(o) {
+		if keys = keys[1:]; copied(o) {
 			return nil
 		}
 	}
@@ -246,22 +241,21 @@ func (m *Model) unquantized(as, other bool) error {
 	return nil
 }
 
-// free refuses names that the coded form of a plain matrix takes.
-func (m *Model) free(from stored, base string, file int, suffixes ...string) error {
-	if from.trellis != nil || from.affine != nil {
-		return nil
-	}
+// free refuses names that the coded form of a matrix takes and its present form does not have.
+func (m *Model) free(base string, file int, suffixes ...string) error {
 	for _, suffix := range suffixes {
-		_, _, listed := m.lookup(base + suffix)
-		if _, there := m.files[file].Lookup(base + suffix); listed || there {
-			return fmt.Errorf("%w: there is a tensor %q", ErrQuantized, base+suffix)
+		name := base + suffix
+		_, _, listed := m.lookup(name)
+		_, own := m.owner[name]
+		if _, there := m.files[file].Lookup(name); listed && !own || there && !m.has(file, name) {
+			return fmt.Errorf("%w: there is a tensor %q", ErrQuantized, name)
 		}
 	}
 	return nil
 }
 
 func (p *Plan) plan(from stored, base string, file int) (Planned, error) {
-	if err := p.model.free(from, base, file, scalesSuffix); err != nil {
+	if err := p.model.free(base, file, scalesSuffix); err != nil {
 		return Planned{}, err
 	}
 	params := p.opts.Params
@@ -403,7 +397,7 @@ func (p *Plan) change(e *encoder, t Planned, base string) (job, []safetensors.In
 		{Name: t.Name, DType: safetensors.U32, Shape: t.geom.CodesShape(t.params)},
 		{Name: base + scalesSuffix, DType: safetensors.F16, Shape: []int{t.geom.Rows()}},
 	}
-	return j, to, bytes.TrimSpace(marshal(entryOf(t.params, t.Axis))), err
+	return j, to, []byte(line(entryOf(t.params, t.Axis))), err
 }
 
 // options describes everything that the result depends on besides the source's data.
@@ -602,6 +596,7 @@ func (e *encoder) codecs(t *stored) (err error) {
 // that of the largest tensor and not of garbage.
 type scratch struct {
 	data         []byte
+	parts        [3][]byte // of a coded matrix, as stored
 	matrix       trellis.Matrix
 	rows         codec.AffineRows
 	errs, energy []float64 // by coded row
@@ -793,9 +788,7 @@ func (w *weights) code(ctx context.Context, f feeder, params trellis.Params, c r
 		Codes:    sized(s.matrix.Codes, rows*words),
 		Scales:   sized(s.matrix.Scales, rows),
 	}
-	s.errs, s.energy = sized(s.errs, rows), sized(s.energy, rows)
-	clear(s.errs)
-	clear(s.energy)
+	s.reset(rows)
 	err := f.rows(ctx, s.slots, rows, cols*w.dtype.Size(), fewest, func(ctx context.Context, k *slot, r span) error {
 		first, n := r.first, r.rows
 		x, g := w.view(s.data, first, n)
@@ -806,24 +799,37 @@ func (w *weights) code(ctx context.Context, f feeder, params trellis.Params, c r
 		}
 		copy(s.matrix.Codes[first*words:], k.part.Codes)
 		copy(s.matrix.Scales[first:], k.part.Scales)
-		k.x, k.y = sized(k.x, g.In), sized(k.y, g.In)
-		for out := range g.Out {
-			x.LoadRow(k.x, out)
-			recon.LoadRow(k.y, out)
-			for in, v := range k.x {
-				r := first + out
-				if g.Axis == 0 {
-					r = first + in
-				}
-				d := float64(k.y[in]) - float64(v)
-				s.errs[r] += float64(d * d)
-				s.energy[r] += float64(float64(v) * float64(v))
-			}
-		}
+		s.measure(k, x, recon, first, g.Axis)
 		done(int64(n) * int64(cols))
 		return nil
 	})
 	return ratio(s.errs, s.energy), err
+}
+
+// reset begins to measure so many rows.
+func (s *scratch) reset(rows int) {
+	s.errs, s.energy = sized(s.errs, rows), sized(s.energy, rows)
+	clear(s.errs)
+	clear(s.energy)
+}
+
+// measure adds the squared errors of recon and the squares of x to those of the coded rows from first on, which lie
+// along an axis.
+func (s *scratch) measure(k *slot, x, recon codec.Tensor, first, axis int) {
+	k.x, k.y = sized(k.x, x.Dim()), sized(k.y, x.Dim())
+	for out := range x.Rows() {
+		x.LoadRow(k.x, out)
+		recon.LoadRow(k.y, out)
+		for in, v := range k.x {
+			r := first + out
+			if axis == 0 {
+				r = first + in
+			}
+			d := float64(k.y[in]) - float64(v)
+			s.errs[r] += float64(d * d)
+			s.energy[r] += float64(float64(v) * float64(v))
+		}
+	}
 }
 
 // sized returns a slice of n elements, s itself where it is large enough. It

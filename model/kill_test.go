@@ -73,9 +73,11 @@ func (s scenario) run(ctx context.Context) error {
 		_, err = m.Decode(ctx, s.Out, codec.F32, o)
 		return err
 	}
-	p, err := PlanEncode(m, few())
+	var p *Plan
 	if s.Op == "affine" {
 		p, err = PlanAffine(m, AffineOptions{Format: affine.RowFormat{Bits: 4, Group: 32}})
+	} else {
+		p, err = PlanEncode(m, few())
 	}
 	if err == nil {
 		_, err = p.Encode(ctx, s.Out, o)

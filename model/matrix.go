@@ -253,7 +253,8 @@ func (e *encoder) read(ctx context.Context, t *stored, s *scratch) ([][]byte, er
 	parts := make([][]byte, len(t.parts))
 	for i, p := range t.parts {
 		if parts[i] = s.data; !t.plain() {
-			parts[i] = make([]byte, p.size)
+			s.parts[i] = sized(s.parts[i], int(p.size))
+			parts[i] = s.parts[i]
 		}
 		if err := readTensor(ctx, parts[i], p.file, p.name); err != nil {
 			return nil, err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/turbotrellis/turbotrellis/internal/safetensors"
@@ -32,10 +33,7 @@ func (m *Model) rewrite(out string, run RunOptions, twice []string, changes map[
 	for i, f := range m.files {
 		o := outFile{name: f.name, meta: f.Metadata(), copies: map[string]*safetensors.File{}}
 		for _, t := range f.Tensors() {
-			base, ok := m.owner[t.Name]
-			if !ok {
-				base, ok = strings.CutSuffix(t.Name, weightSuffix)
-			}
+			base, ok := m.baseOf(t.Name)
 			c, changed := changes[base]
 			switch {
 			case !ok || !changed || !m.has(i, t.Name):
@@ -66,6 +64,14 @@ func (m *Model) rewrite(out string, run RunOptions, twice []string, changes map[
 	return b, nil
 }
 
+// baseOf returns the matrix <base> that a tensor belongs to, if it may be one's.
+func (m *Model) baseOf(name string) (base string, ok bool) {
+	if base, ok = m.owner[name]; ok {
+		return base, true
+	}
+	return strings.CutSuffix(name, weightSuffix)
+}
+
 // requantize writes what the new model says of its coded matrices: what it said
 // of those that do not change, and entries. quantization_config is a copy, as
 // MLX's programs write it, of a quantization that is about affine matrices.
@@ -74,17 +80,15 @@ func (m *Model) requantize(b *build, changes map[string]change, entries []newEnt
 	if err != nil {
 		return err
 	}
-	uniform := false // the new one is about affine matrices in general
-	for _, e := range entries {
-		uniform = uniform || global(e.key)
-	}
+	fresh := slices.ContainsFunc(entries, func(e newEntry) bool { return global(e.key) })
+	uniform := fresh // the new one is about affine matrices in general
 	isCopy := false
 	var config *object
 	if m.dir {
 		if config, err = parseObject(m.config); err != nil {
 			return err
 		}
-		isCopy = m.copied(config)
+		isCopy = copied(config)
 	}
 	var old *object
 	if text != nil {
@@ -138,9 +142,6 @@ func (m *Model) requantize(b *build, changes map[string]change, entries []newEnt
 		text = rest.appended(entries...)
 	}
 	if !m.dir {
-		if len(changes) == 0 {
-			return nil
-		}
 		meta := maps.Clone(b.files[0].meta)
 		if meta == nil {
 			meta = map[string]string{}
@@ -152,17 +153,14 @@ func (m *Model) requantize(b *build, changes map[string]change, entries []newEnt
 		return nil
 	}
 	result := config.set(quantizationKey, text)
-	switch {
-	case uniform:
+	if fresh || isCopy {
 		if config, err = parseObject(result); err != nil {
 			return err
+		}
+		if !uniform {
+			text = nil
 		}
 		result = config.set(configKey, text)
-	case isCopy:
-		if config, err = parseObject(result); err != nil {
-			return err
-		}
-		result = config.set(configKey, nil)
 	}
 	b.texts[configName] = result
 	return nil
@@ -170,7 +168,7 @@ func (m *Model) requantize(b *build, changes map[string]change, entries []newEnt
 
 // copied reports whether a config's quantization_config is a copy of its
 // quantization.
-func (m *Model) copied(config *object) bool {
+func copied(config *object) bool {
 	q, c := config.find(quantizationKey), config.find(configKey)
 	if q == nil || c == nil {
 		return false
