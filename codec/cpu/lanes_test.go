@@ -15,11 +15,17 @@ import (
 // Products are the reference's for every number of rows of x and of outputs that a tile is or is not filled by.
 func TestProductTiles(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 12))
-	for _, s := range []struct{ k, out, in, m int }{
-		{2, 4, 256, 1}, {3, 5, 512, 4}, {4, 9, 1280, 5}, {3, 2, 2304, 9}, {1, 3, 256, 3},
+	for _, s := range []struct {
+		p          trellis.Params
+		out, in, m int
+		inter      bool
+	}{
+		{trellis.DefaultParams(2), 4, 256, 1, false}, {trellis.DefaultParams(3), 5, 512, 4, false}, {trellis.DefaultParams(4), 9, 1280, 5, false},
+		{trellis.DefaultParams(3), 2, 2304, 9, false}, {trellis.DefaultParams(1), 3, 256, 3, false},
+		{trellis.Params{L: 16, K: 3, T: 128}, 5, 384, 4, false}, {trellis.Params{L: 9, K: 4, T: 512}, 6, 1024, 5, true}, {trellis.Params{L: 16, K: 2, T: 1024}, 4, 2048, 1, true},
 	} {
-		p := trellis.DefaultParams(s.k)
-		g := trellis.Geometry{Axis: 1, Out: s.out, In: s.in}
+		p := s.p
+		g := trellis.Geometry{Axis: 1, Out: s.out, In: s.in, Interleaved: s.inter}
 		m := &trellis.Matrix{Params: p, Geometry: g, Codes: make([]uint32, g.CodesLen(p)), Scales: make([]uint16, s.out)}
 		for i := range m.Codes {
 			m.Codes[i] = r.Uint32()
@@ -64,7 +70,7 @@ func TestProductTiles(t *testing.T) {
 			defer b.Close()
 			for i, got := range product(b) {
 				if !equal(codec.F32, got, want[i]) {
-					t.Errorf("k=%d, %d×%d, M=%d, group %d: product %d differs", s.k, s.out, s.in, s.m, f.Group, i)
+					t.Errorf("%+v, %d×%d, M=%d, group %d: product %d differs", s.p, s.out, s.in, s.m, f.Group, i)
 				}
 			}
 		})
@@ -75,10 +81,7 @@ func TestProductTiles(t *testing.T) {
 func TestRowLanes(t *testing.T) {
 	r := rand.New(rand.NewPCG(13, 14))
 	for _, f := range []codec.Format{codec.T2, codec.T3, codec.T4, codec.R2, codec.R3, codec.R4, codec.R5} {
-		for _, dim := range []int{32, 64, 96, 128, 256} {
-			if dim == 96 {
-				dim = 12 * 32
-			}
+		for _, dim := range []int{32, 64, 128, 256, 384} {
 			n := 1 + r.IntN(35)
 			x := rows(r, []codec.DType{codec.F32, codec.F16, codec.BF16}[r.IntN(3)], 1, n, dim)
 			size := x.DType.Size()

@@ -24,7 +24,7 @@ type product struct {
 	row           []byte          // a row of a tensor with gaps
 	natural       []float32       // a row of x in the order of columns
 	kernels       *productKernels // or nil; rows of x are then in their order
-	order         packed          // weights, with kernels
+	order         *trellisPanels  // the weights, with kernels
 }
 
 // panels are packed weights of shape [out, in].
@@ -57,19 +57,17 @@ func (b *backend) multiply(y, x codec.Tensor, w panels, per int) {
 	p := products.Get().(*product)
 	in, out := newTensor(x), newTensor(y)
 	p.rows, p.in, p.out, p.per, p.weights = y.Rows(), in.dim, out.dim, per, w
-	width := in.dim
 	p.kernels, p.order = nil, nil
-	if order, ok := w.(packed); ok && b.products != nil && order.ordered() {
+	if order, ok := w.(*trellisPanels); ok && b.products != nil && order.ordered() {
 		p.kernels, p.order = b.products, order
-		width = (in.dim + 127) &^ 127
 		p.natural = slices.Grow(p.natural[:0], in.dim)[:in.dim]
 	}
-	p.x = slices.Grow(p.x[:0], p.rows*width)[:p.rows*width]
+	p.x = slices.Grow(p.x[:0], p.rows*p.in)[:p.rows*p.in]
 	p.y = slices.Grow(p.y[:0], p.rows*p.out)[:p.rows*p.out]
 	n := max(in.dim*in.size, out.dim*out.size)
 	p.row = slices.Grow(p.row[:0], n)[:n]
 	for r := range p.rows {
-		x := p.x[r*width:][:width]
+		x := p.x[r*p.in:][:p.in]
 		if p.kernels == nil {
 			in.load(x, p.row, r)
 			canonFactors(x)

@@ -10,8 +10,7 @@ import (
 
 // productKernels multiply with the 32 chains of docs/numerics.md §7 in the lanes of vectors. A chain takes four
 // neighbouring columns, then the same four of the next 128. So the operands of 128 columns are put in the order of
-// their use: lanes chains at a time, for those their first columns, their second ones and so on. Columns beyond the
-// last hold +0 on both sides, which leaves a sum as it is.
+// their use: lanes chains at a time, for those their first columns, their second ones and so on. Rows are whole 128s.
 type productKernels struct {
 	lanes int
 	// tile adds the products of rows rows of x, 1 or 4, with 4 rows of w to 4·rows times 32 chains. Rows begin
@@ -19,15 +18,6 @@ type productKernels struct {
 	tile func(chains []float32, rows int, x []float32, xStep int, w []float32, wStep, width int)
 	// trees writes the sums of n times 32 chains.
 	trees func(dst, chains []float32, n int)
-}
-
-// packed are weights that can be written in that order at once: putting them there one by one costs more than it saves.
-type packed interface {
-	// ordered reports whether order serves the weights.
-	ordered() bool
-	// order writes columns from to from+len(dst)−1 of a row; both are multiples of 128, and dst may go beyond the
-	// last column. It is false, having written nothing of use, where the row is not one for it.
-	order(w *panel, dst []float32, row, from int) bool
 }
 
 // strip is the number of columns whose weights lie in a buffer: those of four rows fit a first cache.
@@ -39,17 +29,12 @@ func (k *productKernels) place(c int) int {
 	return l/k.lanes*4*k.lanes + i*k.lanes + l%k.lanes
 }
 
-// arrange puts src in order, and +0 for what it lacks.
+// arrange puts src in order.
 func (k *productKernels) arrange(dst, src []float32) {
-	for len(dst) >= 128 {
-		n := min(128, len(src))
-		if n < 128 {
-			clear(dst[:128])
-		}
-		for c, v := range src[:n] {
+	for ; len(src) >= 128; dst, src = dst[128:], src[128:] {
+		for c, v := range src[:128] {
 			dst[k.place(c)] = v
 		}
-		dst, src = dst[128:], src[n:]
 	}
 }
 
@@ -58,7 +43,6 @@ func (p *product) chunkLanes(i int) {
 	k := p.kernels
 	first := i * p.per
 	n := min(p.per, p.out-first)
-	width := (p.in + 127) &^ 127
 	w := panelsIdle.Get().(*panel)
 	w.chains = slices.Grow(w.chains[:0], p.rows*4*32)[:p.rows*4*32]
 	w.strips = slices.Grow(w.strips[:0], 4*strip)[:4*strip]
@@ -66,8 +50,8 @@ func (p *product) chunkLanes(i int) {
 		rows := min(4, n-j)
 		natural := false
 		clear(w.chains)
-		for from := 0; from < width; from += strip {
-			part := min(strip, width-from)
+		for from := 0; from < p.in; from += strip {
+			part := min(strip, p.in-from)
 			for r := range rows {
 				dst := w.strips[r*strip:][:part]
 				if !natural && p.order.order(w, dst, first+j+r, from) {
@@ -80,14 +64,14 @@ func (p *product) chunkLanes(i int) {
 					canonFactors(w.w)
 				}
 				row := w.w[r*p.in:][:p.in]
-				k.arrange(dst, row[from:min(from+part, p.in)])
+				k.arrange(dst, row[from:from+part])
 			}
 			for m := 0; m < p.rows; {
 				many := 1
 				if p.rows-m >= 4 {
 					many = 4
 				}
-				k.tile(w.chains[m*4*32:][:many*4*32], many, p.x[m*width+from:], width, w.strips, strip, part)
+				k.tile(w.chains[m*4*32:][:many*4*32], many, p.x[m*p.in+from:], p.in, w.strips, strip, part)
 				m += many
 			}
 		}
@@ -99,10 +83,11 @@ func (p *product) chunkLanes(i int) {
 	panelsIdle.Put(w)
 }
 
-// ordered is for rows of whole vectors, of any type whose rounding order does.
+// ordered reports whether order serves the weights. Blocks of whole 128s (orderFor) make rows of whole 128s. To put
+// weights there one by one, where it does not, costs more than the kernels save.
 func (a *trellisPanels) ordered() bool {
 	g, p := a.m.Geometry, a.c.p
-	return a.c.simd.order != nil && g.Axis == 1 && g.In%128 == 0 && p.T%128 == 0 && strip%p.T == 0 && a.t != codec.F16
+	return a.c.simd.order != nil && g.Axis == 1 && strip%p.T == 0 && a.t != codec.F16
 }
 
 // order decodes a trellis row in the order of its use (docs/numerics.md §6.7, §7).

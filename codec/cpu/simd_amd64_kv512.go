@@ -12,7 +12,9 @@ import (
 
 // The kernels of AVX-512 take batch512 groups at once: first what each group needs alone, a vector per group, then the
 // parameters of all groups, a lane per group. Where a group needs words of its own (an element or a scale that
-// is not finite, an element below safeMin) the kernels of AVX2 do all of them.
+// is not finite; for values, an element below safeMin) the kernels of AVX2 do all of them.
+
+var _ [candidates]float32 = lloydmax.SearchFactors()
 
 // splat16 is splat8.
 func splat16(bits uint32) archsimd.Float32x16 {
