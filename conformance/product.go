@@ -82,7 +82,9 @@ type packedWeights struct {
 	planes   func() [][]byte // copies of what a call must not change
 	multiply func(y, x codec.Tensor) error
 	ref      func(y, x codec.Tensor) error
-	decode   func() (codec.Tensor, error) // by the backend, in the type of the weights
+
+	// In the type of the weights, by the backend and by the reference.
+	decode, refDecode func() (codec.Tensor, error)
 }
 
 func (c *productCase) matrix(e *env, s *stream) packedWeights {
@@ -112,14 +114,17 @@ func (c *productCase) matrix(e *env, s *stream) packedWeights {
 		t = c.x
 	}
 	b, r := e.trellis(p), e.refTrellis(p)
+	by := func(c codec.Trellis) func() (codec.Tensor, error) {
+		return func() (codec.Tensor, error) {
+			w := codec.NewTensor(t, g.Out, g.In)
+			return w, c.Decode(w, m, 0)
+		}
+	}
 	return packedWeights{
 		planes:   func() [][]byte { return [][]byte{bytesOf(m.Codes), bytesOf(m.Scales)} },
 		multiply: func(y, x codec.Tensor) error { return b.MatMul(y, x, m, o) },
 		ref:      func(y, x codec.Tensor) error { return r.MatMul(y, x, m, o) },
-		decode: func() (codec.Tensor, error) {
-			w := codec.NewTensor(t, g.Out, g.In)
-			return w, b.Decode(w, m, 0)
-		},
+		decode:   by(b), refDecode: by(r),
 	}
 }
 
@@ -146,14 +151,17 @@ func (c *productCase) affineMatrix(e *env, s *stream) packedWeights {
 		}
 	}
 	b, r := e.affine(c.format), e.refAffine(c.format)
+	by := func(q codec.Affine) func() (codec.Tensor, error) {
+		return func() (codec.Tensor, error) {
+			w := codec.NewTensor(c.rows, a.Shape...)
+			return w, q.Dequantize(w, a)
+		}
+	}
 	return packedWeights{
 		planes:   func() [][]byte { return [][]byte{bytes.Clone(a.Codes), bytes.Clone(a.Scales), bytes.Clone(a.Biases)} },
 		multiply: func(y, x codec.Tensor) error { return b.MatMul(y, x, a, codec.ProductOptions{Order: c.order()}) },
 		ref:      func(y, x codec.Tensor) error { return r.MatMul(y, x, a, codec.ProductOptions{}) },
-		decode: func() (codec.Tensor, error) {
-			w := codec.NewTensor(c.rows, a.Shape...)
-			return w, b.Dequantize(w, a)
-		},
+		decode:   by(b), refDecode: by(r),
 	}
 }
 
@@ -202,9 +210,9 @@ func (c *productCase) run(e *env) *Failure {
 		return f
 	}
 	if c.check == "bound" {
-		weights, err := w.decode()
+		weights, err := w.refDecode()
 		if err != nil {
-			e.refuse(err, "weights")
+			return failure(Error, "", "the reference: %v", err)
 		}
 		// What lies within the bound stands for the reference.
 		if f := bounded(dense(y), want, plain, weights); f != nil {

@@ -82,28 +82,19 @@ func global(key string) bool { return key == "bits" || key == "group_size" || ke
 // readAffine finds the affine matrices of a model with the quantization object o: a member that is about one matrix
 // precedes what the object says of all.
 func (m *Model) readAffine(o *object) error {
-	parse := func(raw []byte) (f affine.RowFormat, ok bool) {
-		var e affineEntry
-		if json.Unmarshal(raw, &e) != nil {
-			return f, false
-		}
-		return e.format()
-	}
-	all := []byte{'{'}
-	single := map[string][]byte{}
+	var all affineEntry
+	general := map[string]any{"mode": &all.Mode, "bits": &all.Bits, "group_size": &all.GroupSize}
+	single, valid := map[string][]byte{}, true
 	for i := range o.members {
 		e := &o.members[i]
-		switch raw := o.raw(e); {
-		case !global(e.key):
-			single[e.key] = raw
-		default:
-			if len(all) > 1 {
-				all = append(all, ',')
-			}
-			all = append(append(append(all, quote(e.key)...), ':'), raw...)
+		if field, ok := general[e.key]; !ok {
+			single[e.key] = o.raw(e)
+		} else if json.Unmarshal(o.raw(e), field) != nil {
+			valid = false
 		}
 	}
-	usual, any := parse(append(all, '}'))
+	usual, uniform := all.format()
+	uniform = uniform && valid
 	for i, f := range m.files {
 		for _, t := range f.Tensors() {
 			base, ok := strings.CutSuffix(t.Name, weightSuffix)
@@ -113,9 +104,12 @@ func (m *Model) readAffine(o *object) error {
 			if _, _, ok := m.lookup(base + biasesSuffix); !ok {
 				continue
 			}
-			format, ok := usual, any
+			format, ok := usual, uniform
 			if raw, there := single[base]; there && string(raw) != "true" {
-				format, ok = parse(raw)
+				var one affineEntry
+				if ok = json.Unmarshal(raw, &one) == nil; ok {
+					format, ok = one.format()
+				}
 			}
 			if !ok || format.Validate() != nil {
 				continue // another program's
@@ -131,7 +125,7 @@ func (m *Model) readAffine(o *object) error {
 			}
 		}
 	}
-	m.uniform = any && len(m.affine) > 0
+	m.uniform = uniform && len(m.affine) > 0
 	return nil
 }
 

@@ -407,7 +407,7 @@ func (m *Model) Plain() []Tensor {
 	return result
 }
 
-// codes reports whether a tensor of a file is that of a coded matrix.
+// codes reports whether a tensor of a file is that of a trellis-coded or affine matrix.
 func (m *Model) codes(file int, name string) bool {
 	_, ok := m.owner[name]
 	return ok && m.has(file, name)
