@@ -584,7 +584,12 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// valueFormat returns the format of so many bits, or none.
+// keyFormat and valueFormat return the format of so many bits, or none.
+func keyFormat(bits int, signed bool) codec.Format {
+	f, _ := codec.KeyFormat(bits, signed)
+	return f
+}
+
 func valueFormat(bits int) codec.Format {
 	f, _ := codec.ValueFormat(bits)
 	return f
