@@ -2,6 +2,8 @@
 
     check.py COMMAND EMPTY-DIRECTORY    compare
     check.py vectors EMPTY-DIRECTORY    write the folder of model/testdata/mlx
+
+The second, after make mlx-check: build/mlx/venv/bin/python internal/tools/mlx/check.py vectors DIRECTORY
 """
 
 import hashlib
